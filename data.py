@@ -1,0 +1,388 @@
+"""What must a machine read to be forced to track state?  Permutations, spelled as Python.
+
+    >>> a = 1                         state     s[i] = value of variable i         (1, 2, 3)
+    >>> b = 2
+    >>> c = 3
+    >>> a, b, c = c, a, b             command   g = (2, 0, 1): new[i] = old[g[i]]  (3, 1, 2)
+    >>> a, b = b, a                   command   g = (1, 0, 2)                      (1, 3, 2)
+    >>> print('b', b)                 reveal    one variable, chosen uniformly
+    b 3                               .         the 3 is the only token that tests the state
+
+Conventions, the same in every file
+    Permutations are arrays of 0-based positions. A command with right-hand side g sets new[i] = old[g[i]].
+    "First g, then h" turns the state s into s[g[h[i]]], so compose(g, h) = g[h], numpy-indexed.
+    Time runs left to right, and commands are composed in the order in which they are read.
+
+Symbols
+    n  degree: number of variables     L  length: number of commands in a trace
+    B  batch: number of traces         S  spacing: commands per reveal (L is a multiple of S)
+    T  tokens in a trace
+
+Sources
+    REPL traces: Siems et al. 2026 (arXiv 2602.14814), section 3. Their tokenizer is that of a large
+    language model; ours is a small lossless lexer in which a comma belongs to the name after it.
+    `word` format: Merrill, Petty, Sabharwal 2024 (arXiv 2404.08819), section 6.
+
+Next: scan.py, a linear recurrence that can execute such a program.
+"""
+
+import argparse
+import itertools
+import re
+import string
+from functools import cached_property
+from math import factorial, prod
+
+import numpy as np
+
+MAX_DEGREE = 26  # the variables are the letters a to z
+MAX_ENUMERATED = 1_000_000  # elements that .elements is willing to list (S9 fits, S10 does not)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Groups, as permutations
+# ---------------------------------------------------------------------------------------------------
+
+def is_odd(perms):
+    """True where a permutation is odd: its number of inversions (i < j, p[i] > p[j]) is odd.
+
+    Shapes: perms [..., n] -> bool [...].
+    """
+    n = perms.shape[-1]
+    inverted = perms[..., :, None] > perms[..., None, :]
+    return (inverted & np.triu(np.ones((n, n), bool), 1)).sum((-2, -1)) % 2 == 1
+
+
+def draw_factor(kind, n, shape, rng):
+    """Uniform elements of S<n>, A<n>, Z<n> or D<n>, without listing the group: [*shape, n]."""
+    points = np.arange(n)
+    if kind in "SA":
+        perms = rng.random((*shape, n)).argsort(-1)
+        if kind == "A":  # make the odd ones even: odd and even pair up by swapping the last two
+            odd = is_odd(perms)
+            perms[odd, -2:] = perms[odd, :-3:-1]
+        return perms
+    shift = rng.integers(n, size=(*shape, 1))
+    flip = rng.choice([1, -1], size=(*shape, 1)) if kind == "D" else 1
+    return (flip * points + shift) % n
+
+
+def list_factor(kind, n):
+    """All elements of S<n>, A<n>, Z<n> or D<n>, in lexicographic order: [order, n]."""
+    if kind in "SA":
+        perms = np.array(list(itertools.permutations(range(n))))
+        return perms[~is_odd(perms)] if kind == "A" else perms
+    flips = [1, -1] if kind == "D" else [1]
+    return np.array(sorted([(f * i + s) % n for i in range(n)] for f in flips for s in range(n)))
+
+
+class Group:
+    """A finite group as permutations of `degree` points; a product acts on the points side by side.
+
+    Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral (order 2n), products like
+    A4xZ5 (degree 4 + 5). Elements are numbered in lexicographic order; 0 is the identity.
+
+    Raises: ValueError for an unknown name, a degree over 26, or a listing of over a million elements.
+    """
+
+    ORDER = {"S": factorial, "A": lambda n: factorial(n) // 2, "Z": lambda n: n, "D": lambda n: 2 * n}
+    SMALLEST = {"S": 2, "A": 3, "Z": 2, "D": 3}
+
+    def __init__(self, name):
+        factors = [re.fullmatch(r"([SAZD])([1-9]\d*)", part) for part in name.split("x")]
+        if not all(factors):
+            raise ValueError(f"unknown group {name!r}: expected S<n>, A<n>, Z<n>, D<n> or a product "
+                             "such as A4xZ5, e.g. --group S5 (120 elements)")
+        self.name = name
+        self.factors = [(match[1], int(match[2])) for match in factors]
+        self.degree = sum(n for _, n in self.factors)
+        if self.degree > MAX_DEGREE:
+            raise ValueError(f"group {name} permutes {self.degree} points, but the variables are the "
+                             f"letters a to z: at most {MAX_DEGREE} points")
+        for kind, n in self.factors:
+            if n < self.SMALLEST[kind]:
+                raise ValueError(f"{kind}{n} is too small: {kind}<n> needs n >= {self.SMALLEST[kind]}")
+        self.order = prod(self.ORDER[kind](n) for kind, n in self.factors)
+
+    @cached_property
+    def elements(self):
+        """All elements in lexicographic order: [order, degree]."""
+        if self.order > MAX_ENUMERATED:
+            raise ValueError(f"group {self.name} has {self.order:,} elements; listing them is refused "
+                             f"above {MAX_ENUMERATED:,} (traces can still be drawn)")
+        listed, offset = np.zeros((1, 0), int), 0
+        for kind, n in self.factors:
+            block = list_factor(kind, n) + offset
+            listed = np.hstack([listed.repeat(len(block), 0), np.tile(block, (len(listed), 1))])
+            offset += n
+        return listed
+
+    def draw(self, shape, rng):
+        """Uniform random elements as permutations: [*shape, degree]."""
+        blocks, offset = [], 0
+        for kind, n in self.factors:
+            blocks.append(draw_factor(kind, n, shape, rng) + offset)
+            offset += n
+        return np.concatenate(blocks, -1)
+
+    def index(self, perms):
+        """The number of each permutation in .elements: [..., degree] -> [...]."""
+        return np.searchsorted(self._sorted_keys, self._keys(perms))
+
+    def compose(self, g, h):
+        """First g, then h: the element i -> g[h[i]]. Element numbers, of any shapes that broadcast."""
+        g, h = np.broadcast_arrays(g, h)
+        return self.index(np.take_along_axis(self.elements[g], self.elements[h], -1))
+
+    @cached_property
+    def transpositions(self):
+        """The exchanges of two points, i < j, that generate a product of S<n>: [count, degree]."""
+        if any(kind != "S" for kind, _ in self.factors):
+            raise ValueError(f"swap commands need a group generated by its transpositions: S<n> or a "
+                             f"product such as S3xS4, not {self.name}")
+        swaps, offset = [], 0
+        for _, n in self.factors:
+            for i, j in itertools.combinations(range(offset, offset + n), 2):
+                swaps.append(np.arange(self.degree))
+                swaps[-1][[i, j]] = j, i
+            offset += n
+        return np.array(swaps)
+
+    @property
+    def chance(self):
+        """Accuracy of guessing one variable's value with no idea of the state: mean of 1/|orbit|."""
+        return len(self.factors) / self.degree  # each factor is transitive on its own points
+
+    @staticmethod
+    def _keys(perms):
+        # Rows as fixed-width byte strings, which numpy compares lexicographically; + 1 since numpy
+        # strips trailing zero bytes.
+        rows = np.ascontiguousarray(perms + 1, dtype=np.uint8)
+        return rows.view(f"S{rows.shape[-1]}")[..., 0]
+
+    @cached_property
+    def _sorted_keys(self):
+        return self._keys(self.elements)
+
+
+def run_commands(commands, state=None):
+    """The state after each command: s_t = s_{t-1}[g_t].
+
+    Shapes: commands [B, L, n]; state [B, n] or None (the identity) -> [B, L, n].
+    """
+    batch, length, n = commands.shape
+    state = np.broadcast_to(np.arange(n), (batch, n)) if state is None else state
+    states = np.empty_like(commands)
+    for t in range(length):
+        state = states[:, t] = np.take_along_axis(state, commands[:, t], -1)
+    return states
+
+
+def check_length(length, spacing):
+    """Raises ValueError unless the length is a positive multiple of the spacing."""
+    if length < 1 or spacing < 1 or length % spacing:
+        raise ValueError(f"the length must be a positive multiple of the spacing, so that a trace ends on "
+                         f"a reveal; got length {length}, spacing {spacing}, e.g. 64:8")
+
+
+COMMANDS = ["full", "swap"]  # a whole group element per command, or one transposition
+
+
+def draw_commands(group, commands, shape, rng):
+    """Random commands, uniform over the alphabet: [*shape, n]."""
+    if commands == "full":
+        return group.draw(shape, rng)
+    return group.transpositions[rng.integers(len(group.transpositions), size=shape)]
+
+
+# ---------------------------------------------------------------------------------------------------
+# The task as REPL traces
+# ---------------------------------------------------------------------------------------------------
+
+class ReplTask:
+    """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
+
+    A trace is n lines `>>> a = 1`, then L commands, and after every S of them a reveal:
+    T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
+    """
+
+    default_curriculum = "8:1,16:2,32:4,64:8"
+    default_lengths = "64:8,128:16,256:32"
+
+    def __init__(self, group, commands="full"):
+        self.group, self.commands = group, commands
+        if commands == "swap":
+            group.transpositions  # refuse a group without them here, not at the first batch
+        names = string.ascii_lowercase[:group.degree]
+        values = [str(i + 1) for i in range(group.degree)]
+        marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
+        self.vocab = marks + list(names) + [f", {name}" for name in names] + values
+        self._id = {symbol: i for i, symbol in enumerate(self.vocab)}
+        self._name = np.array([self._id[name] for name in names])
+        self._comma_name = np.array([self._id[f", {name}"] for name in names])
+        self.value_tokens = np.array([self._id[value] for value in values])
+        # Longest symbol first, so that `print('` is not read as the variable p, nor 12 as 1, 2.
+        self._lexer = re.compile("|".join(map(re.escape, sorted(self.vocab, key=len, reverse=True))))
+
+    @property
+    def chance(self):
+        return self.group.chance
+
+    def encode(self, text):
+        """Token ids of a trace: decode(encode(text)) == text. Raises ValueError at an unknown symbol."""
+        ids, at = [], 0
+        while at < len(text):
+            match = self._lexer.match(text, at)
+            if match is None:
+                raise ValueError(f"no symbol of {self.group.name} traces begins at character {at}: "
+                                 f"{text[at:at + 10]!r}")
+            ids.append(self._id[match[0]])
+            at = match.end()
+        return ids
+
+    def decode(self, ids):
+        """The text of a sequence of token ids."""
+        return "".join(self.vocab[i] for i in ids)
+
+    def sample(self, batch, length, spacing, rng):
+        """Random traces. Shapes: tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
+
+        Raises: ValueError if L is not a positive multiple of S.
+        """
+        check_length(length, spacing)
+        commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        asked = rng.integers(self.group.degree, size=(batch, length // spacing))
+        return self.write(commands, asked)
+
+    def write(self, commands, asked):
+        """The traces of given commands, with the `asked` variables revealed at even spacing.
+
+        Shapes: commands [B, L, n]; asked [B, L/S] -> tokens [B, T], reveals [B, T].
+        """
+        (batch, length, _), count = commands.shape, asked.shape[1]
+        states = run_commands(commands)[:, length // count - 1::length // count]
+        answers = np.take_along_axis(states, asked[..., None], -1)[..., 0]
+        lines = self.command_tokens(commands).reshape(batch, count, -1)
+        body = np.concatenate([lines, self.reveal_tokens(asked, answers)], -1)
+        is_answer = np.zeros(body.shape, bool)
+        is_answer[..., -2] = True  # `b 3`: the value is the last token but one, ahead of the newline
+        start = np.tile(self.start_tokens(), (batch, 1))
+        tokens = np.hstack([start, body.reshape(batch, -1)])
+        reveals = np.hstack([np.zeros_like(start, bool), is_answer.reshape(batch, -1)])
+        return tokens, reveals
+
+    def start_tokens(self):
+        """`>>> a = 1` and so on, a line for each variable: [5n]."""
+        return self._line(self._name.shape, ">>> ", self._name, " = ", self.value_tokens, "\n").reshape(-1)
+
+    def command_tokens(self, commands):
+        """`>>> a, b, c = c, a, b`: [..., n] -> [..., 2n + 3], or [..., 7] for swaps."""
+        if self.commands == "full":
+            left, right = np.broadcast_to(np.arange(self.group.degree), commands.shape), commands
+        else:
+            moved = commands != np.arange(self.group.degree)
+            i, j = moved.argmax(-1), self.group.degree - 1 - moved[..., ::-1].argmax(-1)
+            left, right = np.stack([i, j], -1), np.stack([j, i], -1)
+        names = [part for side in (left, right) for part in
+                 (self._name[side[..., 0]], *np.moveaxis(self._comma_name[side[..., 1:]], -1, 0))]
+        half = len(names) // 2
+        return self._line(commands.shape[:-1], ">>> ", *names[:half], " = ", *names[half:], "\n")
+
+    def reveal_tokens(self, asked, answers):
+        """`>>> print('b', b)` and its output `b 3`: [...], [...] -> [..., 11]."""
+        name = self._name[asked]
+        return self._line(asked.shape, ">>> ", "print('", name, "'", self._comma_name[asked], ")", "\n",
+                          name, " ", self.value_tokens[answers], "\n")
+
+    def _line(self, shape, *parts):
+        """Side by side, one token each: symbols, and arrays of ids [*shape] -> [*shape, parts]."""
+        return np.stack([np.broadcast_to(self._id[part] if isinstance(part, str) else part, shape)
+                         for part in parts], -1)
+
+    def training_batch(self, batch, length, spacing, rng):
+        """inputs, targets (the next token), reveals (the targets that are revealed values): [B, T-1]."""
+        tokens, reveals = self.sample(batch, length, spacing, rng)
+        return tokens[:, :-1], tokens[:, 1:], reveals[:, 1:]
+
+
+# ---------------------------------------------------------------------------------------------------
+# The same task as words over the group
+# ---------------------------------------------------------------------------------------------------
+
+class WordTask:
+    """One token per group element; the label at t is the product of the first t (Merrill et al. 2024).
+
+    A sequence-to-sequence task, not next-token prediction. Every position is revealed, so the
+    spacing is always 1. With commands="swap" the words are made of transpositions only.
+    """
+
+    default_curriculum = "8:1,16:1,32:1,64:1"
+    default_lengths = "64:1,128:1,256:1"
+
+    def __init__(self, group, commands="full"):
+        self.group, self.commands = group, commands
+        self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
+        if commands == "swap":
+            group.transpositions
+
+    @property
+    def chance(self):
+        return 1 / self.group.order
+
+    def training_batch(self, batch, length, spacing, rng):
+        """inputs (element numbers), targets (numbers of the running products), reveals: [B, L]."""
+        if spacing != 1:
+            raise ValueError(f"a word reveals the state at every token: spacing must be 1, got {spacing}")
+        check_length(length, spacing)
+        commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        inputs, targets = self.group.index(commands), self.group.index(run_commands(commands))
+        return inputs, targets, np.ones_like(inputs, bool)
+
+
+TASKS = {"repl": ReplTask, "word": WordTask}
+
+STREAMS = {"train": 0, "valid": 1, "test": 2}
+
+
+def stream(seed, purpose, *key):
+    """A generator of its own for each (seed, purpose, key): training step, test length and spacing.
+
+    Streams with different arguments are statistically independent (numpy's SeedSequence), and none
+    depends on how much was drawn from another: any batch can be made again without the ones before it.
+    """
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(STREAMS[purpose], *key)))
+
+
+# ---------------------------------------------------------------------------------------------------
+# To see before reading: python data.py
+# ---------------------------------------------------------------------------------------------------
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Print a sample trace, its tokens, and the states.")
+    parser.add_argument("--group", default="S5", help="S<n>, A<n>, Z<n>, D<n> or a product (A4xZ5)")
+    parser.add_argument("--commands", default="full", choices=COMMANDS)
+    parser.add_argument("--length", type=int, default=4, help="number of commands")
+    parser.add_argument("--spacing", type=int, default=2, help="commands per reveal")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    try:
+        group = Group(args.group)
+        task = ReplTask(group, args.commands)
+        tokens, reveals = task.sample(1, args.length, args.spacing, stream(args.seed, "valid"))
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"group {group.name}: {group.order:,} elements on {group.degree} points")
+    print(f"vocabulary: {len(task.vocab)} symbols; trace: {tokens.shape[1]} tokens, "
+          f"{reveals.sum()} reveals; chance {task.chance:.3f}\n")
+    names = list(string.ascii_lowercase[:group.degree])
+    state = {}
+    for line in task.decode(tokens[0]).splitlines():
+        if line.startswith(">>> ") and "print" not in line:
+            exec(line[4:], state)  # the state shown is Python's own, not ours
+        shown = " ".join(str(state.get(name, ".")) for name in names)
+        pieces = "|".join(task.vocab[i] for i in task.encode(line))
+        print(f"{line:<{6 * group.degree + 6}} state {shown}   tokens {pieces}")
+
+
+if __name__ == "__main__":
+    main()

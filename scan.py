@@ -1,0 +1,233 @@
+"""How does a *linear* recurrence execute a program, and how is it computed in parallel?
+
+Conventions, the same in every file
+    The state S is K x V: one row per key direction, one column per value direction.
+    A step multiplies S on the LEFT; a read is S^T q. Time runs left to right, so the product of the
+    steps 1..t is A_t ... A_2 A_1, the later factor on the left ("first g, then h").
+
+Symbols (capital letters are sizes; the last axes of a tensor are in its name, leading axes are free)
+    B  batch     K  key width       C  positions in one chunk
+    T  tokens    V  value width     N  chunks, ceil(T / C)
+    H  heads     R  writes per token
+    q_TK, k_TK, v_TV   query, key, value         beta_T   strength, in [0, 2] for unit keys
+    d_TV               correction: what a step really writes (equation 2)
+
+    name here        Yang et al. 2024    Schlag et al. 2021
+    S (K x V)        S^T (they: V x K)   W^T
+    beta             beta                beta
+    D = U - W S_0    U - W S^T           -
+
+Sources
+    [1] Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174: the delta rule as a linear-attention layer.
+    [2] Yang, Wang, Zhang, Shen, Kim 2024, arXiv 2406.06484: chunks, and the WY form of the product.
+    [3] Grazzi, Siems, Zela, Franke, Hutter, Pontil 2025, arXiv 2411.12537: beta up to 2, eigenvalue -1.
+    [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: R writes per token.
+
+Does NOT include: decay gates, kernels for a particular device, hidden scales or normalisations. What
+is passed in is what is used.
+
+Next: models.py, where q, k, v and beta are computed from tokens.
+"""
+
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F
+
+# ---------------------------------------------------------------------------------------------------
+# 1. A toy: the swap machine
+# ---------------------------------------------------------------------------------------------------
+#
+# Let the rows of S be memory slots. One step of the delta rule with |k| = 1 and nothing to write,
+#
+#     S <- (I - beta k k^T) S,
+#
+# has eigenvalue 1 - beta along k and 1 on everything orthogonal to it. So beta = 0 does nothing,
+# beta = 1 erases the direction k, and beta = 2 REFLECTS: it turns k into -k. Now take
+# k = (e_i - e_j) / sqrt 2. The reflection sends e_i - e_j to its negative and keeps e_i + e_j: it
+# EXCHANGES the slots i and j. With beta <= 1 every eigenvalue lies in [0, 1]; no exchange exists [3].
+#
+# A permutation is a product of exchanges, but a program spells it token by token, and there is no time
+# to find its cycles. With a spare slot x' for each variable x no search is needed:
+#
+#     a, b, c = c, a, b        at each left-hand name x:             exchange x   and x'
+#                              at the i-th right-hand name y:        exchange x_i and y'
+#
+# The left-hand names move all values out of the way; each right-hand name fetches one back. Every key
+# depends on the token and its place in the line only: a linear recurrence can do it, exactly, for ever.
+
+
+def exchange_key(i, j, slots):
+    """The unit key whose reflection (beta = 2) exchanges slots i and j: (e_i - e_j) / sqrt 2.
+
+    Shapes: i, j integer [...] -> [..., slots], float64.
+    """
+    return (F.one_hot(i, slots) - F.one_hot(j, slots)).double() / 2**0.5
+
+
+def swap_machine_keys(commands):
+    """The 2n reflections that execute `x_0, x_1, ... = x_g[0], x_g[1], ...`, with slots 0..n-1 for the
+    variables and n..2n-1 for their spares.
+
+    Shapes: commands integer [..., L, n] -> keys [..., L 2n, 2n], float64, to be used with beta = 2.
+    Source: the construction is this project's; that reflections suffice is [3], theorem 3.
+    """
+    *lead, length, n = commands.shape
+    place = torch.arange(n).expand_as(commands)
+    left_hand = exchange_key(place, place + n, 2 * n)
+    right_hand = exchange_key(place, commands + n, 2 * n)
+    return torch.cat([left_hand, right_hand], -2).reshape(*lead, length * 2 * n, 2 * n)
+
+
+# ---------------------------------------------------------------------------------------------------
+# 2. The definition, a loop over time
+# ---------------------------------------------------------------------------------------------------
+#
+#     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T          o_t = S_t^T q_t          (1)
+#
+# Read it as a memory that corrects itself: look up what is stored under k_t, and move it a fraction
+# beta_t of the way to v_t. With the correction d_t = beta_t (v_t - S_{t-1}^T k_t) it is a rank-1 write:
+#
+#     S_t = S_{t-1} + k_t d_t^T                                                                 (2)
+
+
+def delta_rule_recurrent(q, k, v, beta, state=None):
+    """The delta rule, one token after the other: equations (1) and (2).
+
+    Shapes: q, k [..., T, K]; v [..., T, V]; beta [..., T]; state [..., K, V] or None (zeros)
+            -> out [..., T, V], state [..., K, V]. The read at t sees the write at t.
+    Raises: ValueError if the shapes do not fit together.
+    Cost: O(T K V), T sequential steps.  Source: [1] equations 23-25; [2] equation 2.
+    """
+    state_KV = check_inputs(q, k, v, beta, state)
+    out = []
+    # unbind, not q[..., t, :]: the backward of an index writes a full-size gradient at every step
+    for q_K, k_K, v_V, b in zip(q.unbind(-2), k.unbind(-2), v.unbind(-2), beta.unbind(-1)):
+        stored_V = (k_K.unsqueeze(-2) @ state_KV).squeeze(-2)
+        d_V = b.unsqueeze(-1) * (v_V - stored_V)
+        state_KV = state_KV + k_K.unsqueeze(-1) * d_V.unsqueeze(-2)                            # (2)
+        out.append((q_K.unsqueeze(-2) @ state_KV).squeeze(-2))                                 # (1)
+    return torch.stack(out, -2), state_KV
+
+
+def check_inputs(q, k, v, beta, state):
+    """The initial state, after refusing shapes that do not fit together."""
+    *lead, T, K = k.shape
+    V = v.shape[-1]
+    if T < 1:
+        raise ValueError(f"k must have at least one token (T >= 1); got shape {tuple(k.shape)}")
+    if q.shape != k.shape:
+        raise ValueError(f"q must have the shape of k [..., T={T}, K={K}]; got {tuple(q.shape)} "
+                         f"against {tuple(k.shape)}")
+    if tuple(v.shape[:-1]) != (*lead, T):
+        raise ValueError(f"v must be [..., T={T}, V] with the leading axes of k, {tuple(lead)}; "
+                         f"got shape {tuple(v.shape)}")
+    if tuple(beta.shape) != (*lead, T):
+        raise ValueError(f"beta must have the token axis of k (T={T}) last and its leading axes "
+                         f"{tuple(lead)}; got shape {tuple(beta.shape)}")
+    if state is None:
+        return k.new_zeros(*lead, K, V)
+    if tuple(state.shape) != (*lead, K, V):
+        raise ValueError(f"state must be [..., K={K}, V={V}] with the leading axes of k, {tuple(lead)}; "
+                         f"got shape {tuple(state.shape)}")
+    return state
+
+
+# ---------------------------------------------------------------------------------------------------
+# 3. One chunk is one triangular system
+# ---------------------------------------------------------------------------------------------------
+#
+# The loop is T tiny steps. Unroll (2) inside one chunk of C tokens, S_{i-1} = S_0 + sum_{j<i} k_j d_j^T,
+# and put that into the correction:
+#
+#     d_i + sum_{j<i} beta_i (k_i . k_j) d_j = beta_i (v_i - S_0^T k_i)                         (3)
+#
+# That is one unit lower-triangular system for all C corrections at once, rows d_i^T:
+#
+#     (I + L) D = beta (V - K S_0)          L = tril(beta K K^T, -1)                            (4)
+#
+# The matrix does not contain the state. So solve BEFORE the state is known, for two right-hand sides,
+#
+#     (I + L) U = beta V          (I + L) W = beta K                                            (5)
+#     D = U - W S_0                                                                             (6)
+#
+# and then every output of the chunk and its last state are matrix products:
+#
+#     O = Q S_0 + tril(Q K^T) D                                                                 (7)
+#     S_C = S_0 + K^T D = (I - K^T W) S_0 + K^T U                                               (8)
+#
+# In (8) I - K^T W is the product of the C factors I - beta k k^T, the later factor on the left: the
+# "WY form" of a product of reflections (Bischof and Van Loan 1987), found by [2] for the delta rule.
+
+
+def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
+    """The delta rule, chunk by chunk: the outputs and the state of delta_rule_recurrent.
+
+    Shapes: q, k [..., T, K]; v [..., T, V]; beta [..., T]; state [..., K, V] or None (zeros)
+            -> out [..., T, V], state [..., K, V]. Any T >= 1; the last chunk may be short.
+    Raises: ValueError if the shapes do not fit together, or chunk_size < 1.
+    Cost: O(T (C K + C V + K V)) in matrix products, T / C sequential steps.  Source: [2] section 3.
+    """
+    state_KV = check_inputs(q, k, v, beta, state)
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1 token; got {chunk_size}")
+    T = k.shape[-2]
+    C = min(chunk_size, T)
+    q_NCK, k_NCK, v_NCV = (in_chunks(x, C) for x in (q, k, v))
+    beta_NC1 = in_chunks(beta.unsqueeze(-1), C)
+
+    # All that does not need the state, for all chunks at once.
+    beta_k_NCK = beta_NC1 * k_NCK
+    L_NCC = (beta_k_NCK @ k_NCK.mT).tril(-1)                                                   # (4)
+    rhs = torch.cat([beta_NC1 * v_NCV, beta_k_NCK], -1)
+    solved = torch.linalg.solve_triangular(L_NCC, rhs, upper=False, unitriangular=True)        # (5)
+    u_NCV, w_NCK = solved.split([v.shape[-1], k.shape[-1]], -1)
+
+    # The state, from chunk to chunk: the only sequential part.
+    starts, corrections = [], []
+    for k_CK, w_CK, u_CV in zip(k_NCK.unbind(-3), w_NCK.unbind(-3), u_NCV.unbind(-3)):
+        d_CV = u_CV - w_CK @ state_KV                                                          # (6)
+        starts.append(state_KV)
+        corrections.append(d_CV)
+        state_KV = state_KV + k_CK.mT @ d_CV                                                   # (8)
+
+    # All outputs at once.
+    start_NKV, d_NCV = torch.stack(starts, -3), torch.stack(corrections, -3)
+    out_NCV = q_NCK @ start_NKV + (q_NCK @ k_NCK.mT).tril() @ d_NCV                            # (7)
+    return out_NCV.flatten(-3, -2)[..., :T, :], state_KV
+
+
+def in_chunks(x, C):
+    """[..., T, X] -> [..., N, C, X], the last chunk filled up with zeros.
+
+    A token with k = 0 and beta = 0 writes nothing: the filling leaves the state as it is.
+    """
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % C)).unflatten(-2, (-1, C))
+
+
+# ---------------------------------------------------------------------------------------------------
+# 4. Several writes per token
+# ---------------------------------------------------------------------------------------------------
+#
+# DeltaProduct [4] applies R steps of (1) per token and reads once, after the last. To the scan these are
+# R tokens of which only the last is read. A token's transition is then a product of R reflections and
+# can be any orthogonal matrix of rank <= R away from I (Cartan-Dieudonne): one token, one permutation.
+
+
+def delta_product(q, k, v, beta, state=None, chunk_size=32):
+    """R delta-rule writes per token, r = 1 first, then one read.
+
+    Shapes: q [..., T, K]; k [..., T, R, K]; v [..., T, R, V]; beta [..., T, R]; state [..., K, V] or None
+            -> out [..., T, V], state [..., K, V].
+    Raises: ValueError as delta_rule_chunked, or if k has no axis of writes.
+    Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 3.
+    """
+    if k.ndim != q.ndim + 1:
+        raise ValueError(f"k must be [..., T, R, K], one axis more than q [..., T, K]; got k "
+                         f"{tuple(k.shape)}, q {tuple(q.shape)}")
+    R = k.shape[-2]
+    q_each_write = q.repeat_interleave(R, dim=-2)
+    out, state = delta_rule_chunked(q_each_write, k.flatten(-3, -2), v.flatten(-3, -2),
+                                    beta.flatten(-2), state, chunk_size)
+    return out[..., R - 1::R, :], state

@@ -1,0 +1,218 @@
+"""The chunked scan is the delta rule. Oracles: explicit matrices in numpy, the loop, and data.py's permutations.
+
+Sizes are pairwise different and none a multiple of another, states are not zero, beta reaches 2: a swapped axis,
+a transposed read or an off-by-one at a chunk edge cannot hide.
+"""
+
+import shutil
+
+import numpy as np
+import pytest
+import scan
+import torch
+from data import Group, draw_commands, run_commands
+from scan import delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key, swap_machine_keys
+
+LEAD, K, V = (2, 3), 5, 4
+
+
+def inputs(T, lead=LEAD, K=K, V=V, beta=None, dtype=torch.float64, writes=()):
+    """q, k, v, beta and a state, all requiring gradients; |k| = 1, beta uniform in (0, 2) or as given."""
+    unit = torch.nn.functional.normalize
+    q = unit(torch.randn(*lead, T, K, dtype=dtype), dim=-1)
+    k = unit(torch.randn(*lead, T, *writes, K, dtype=dtype), dim=-1)
+    v = torch.randn(*lead, T, *writes, V, dtype=dtype)
+    strength = 2 * torch.rand(*lead, T, *writes, dtype=dtype) if beta is None else \
+        torch.full((*lead, T, *writes), beta, dtype=dtype)
+    return [x.requires_grad_() for x in (q, k, v, strength, torch.randn(*lead, K, V, dtype=dtype))]
+
+
+def by_matrices(q, k, v, beta, state):
+    """Equation (1) as written, in numpy, with explicit matrices I - beta k k^T and plain loops."""
+    q, k, v, beta, state = (x.detach().numpy() for x in (q, k, v, beta, state))
+    out, last = np.empty((*q.shape[:-1], v.shape[-1])), np.empty_like(state)
+    for at in np.ndindex(*q.shape[:-2]):
+        S = state[at]
+        for t in range(q.shape[-2]):
+            key = k[at][t]
+            S = (np.eye(len(key)) - beta[at][t] * np.outer(key, key)) @ S + beta[at][t] * np.outer(key, v[at][t])
+            out[at][t] = S.T @ q[at][t]
+        last[at] = S
+    return torch.from_numpy(out), torch.from_numpy(last)
+
+
+def assert_same(ours, theirs, tolerance=1e-10):
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape and (a - b).abs().max() < tolerance
+
+
+def gradients(function, arguments):
+    """Of a random weighting of both results, with respect to all five inputs."""
+    out, state = function(*arguments)
+    weight = torch.Generator().manual_seed(1)
+    loss = sum((x * torch.randn(x.shape, generator=weight, dtype=x.dtype)).sum() for x in (out, state))
+    return torch.autograd.grad(loss, arguments)
+
+
+def test_the_loop_is_the_definition():
+    """delta_rule_recurrent computes equation (1), explicit matrix by explicit matrix."""
+    arguments = inputs(T=11)
+    assert_same(delta_rule_recurrent(*arguments), by_matrices(*arguments))
+
+
+@pytest.mark.parametrize("beta", [None, 2.0, 1.0])
+@pytest.mark.parametrize("T, chunk", [(1, 1), (1, 7), (7, 3), (13, 13), (13, 14), (23, 1), (23, 7), (37, 32), (65, 16),
+                                      (41, 300)])
+def test_chunked_equals_the_loop_in_values_and_gradients(T, chunk, beta):
+    """Outputs, last state, and the gradients of q, k, v, beta and the first state, to 1e-10 in float64."""
+    arguments = inputs(T, beta=beta)
+
+    def chunked(*x):
+        return delta_rule_chunked(*x, chunk_size=chunk)
+
+    assert_same(chunked(*arguments), delta_rule_recurrent(*arguments))
+    assert_same(gradients(chunked, arguments), gradients(delta_rule_recurrent, arguments))
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)])
+def test_leading_axes_are_free_and_the_state_defaults_to_zero(lead):
+    *arguments, state = inputs(T=9, lead=lead)
+    assert_same(delta_rule_chunked(*arguments, chunk_size=4), by_matrices(*arguments, torch.zeros_like(state)))
+
+
+WRONG = {  # a wrong variant of the chunked algorithm each: (what the source says, what it would say)
+    "equation 4 without beta": ("(beta_k_NCK @ k_NCK.mT).tril(-1)", "(k_NCK @ k_NCK.mT).tril(-1)"),
+    "equation 5 without beta on v": ("torch.cat([beta_NC1 * v_NCV, beta_k_NCK]", "torch.cat([v_NCV, beta_k_NCK]"),
+    "equation 5 without beta on k": ("torch.cat([beta_NC1 * v_NCV, beta_k_NCK]", "torch.cat([beta_NC1 * v_NCV, k_NCK]"),
+    "equation 5, later factor on the right": ("torch.linalg.solve_triangular(L_NCC, rhs, upper=False",
+                                              "torch.linalg.solve_triangular(L_NCC.mT, rhs, upper=True"),
+    "equation 6 with the wrong sign": ("u_CV - w_CK @ state_KV", "u_CV + w_CK @ state_KV"),
+    "equation 6 without the state": ("u_CV - w_CK @ state_KV", "u_CV"),
+    "equation 7 excludes the write at t": ("(q_NCK @ k_NCK.mT).tril()", "(q_NCK @ k_NCK.mT).tril(-1)"),
+    "equation 7 with the roles of q and k exchanged": ("(q_NCK @ k_NCK.mT).tril()", "(k_NCK @ q_NCK.mT).tril()"),
+    "equation 7 reads the state after the chunk": ("starts.append(state_KV)", "starts.append(state_KV + k_CK.mT @ d_CV)"),
+    "equation 8 writes with w": ("state_KV + k_CK.mT @ d_CV", "state_KV + w_CK.mT @ d_CV"),
+    "equation 8 forgets the chunk before": ("state_KV + k_CK.mT @ d_CV", "k_CK.mT @ d_CV"),
+    "the filling goes in front": ("F.pad(x, (0, 0, 0, -x.shape[-2] % C))", "F.pad(x, (0, 0, -x.shape[-2] % C, 0))"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_wrong_variant_of_the_chunked_algorithm_is_noticed(name):
+    """The comparison with the definition fails when one thing in the source is wrong."""
+    right, wrong = WRONG[name]
+    source = open(scan.__file__).read()
+    assert right in source, f"the source no longer says {right}"
+    variant = {"__name__": "variant"}
+    exec(source.replace(right, wrong), variant)
+    arguments = inputs(T=23)
+    ours, truth = variant["delta_rule_chunked"](*arguments, chunk_size=7), by_matrices(*arguments)
+    assert max((a - b).abs().max() for a, b in zip(ours, truth)) > 1e-3
+
+
+@pytest.mark.parametrize("cut", [1, 6, 17])
+def test_a_sequence_in_two_pieces_is_the_sequence(cut):
+    """The state carries all that the second piece needs to know."""
+    *arguments, state = inputs(T=23)
+    whole, last = delta_rule_chunked(*arguments, state, chunk_size=5)
+    first, middle = delta_rule_chunked(*[x[:, :, :cut] for x in arguments], state, chunk_size=5)
+    second, end = delta_rule_chunked(*[x[:, :, cut:] for x in arguments], middle, chunk_size=8)
+    assert_same([torch.cat([first, second], -2), end], [whole, last])
+
+
+def test_gradcheck():
+    """Finite differences agree with the gradients of all five inputs."""
+    arguments = inputs(T=7, lead=(2,), K=3, V=2)
+    assert torch.autograd.gradcheck(lambda *x: delta_rule_chunked(*x, chunk_size=3), arguments)
+
+
+def test_beta_zero_leaves_the_state():
+    *arguments, state = inputs(T=10, beta=0.0)
+    assert_same(delta_rule_chunked(*arguments, state, chunk_size=4)[1:], [state])
+
+
+def test_one_factor_with_beta_two_is_a_reflection():
+    """I - 2 k k^T: its own inverse, determinant -1, k to -k, and norms kept."""
+    q, k, v, beta, _ = inputs(T=1, lead=(), beta=2.0)
+    identity = torch.eye(K, dtype=torch.float64)
+    _, H = delta_rule_chunked(q, k, torch.zeros(1, K, dtype=torch.float64), beta, identity)
+    assert_same([H @ H, H.mT, H @ k[0], H.det()], [identity, H, -k[0], torch.tensor(-1.0).double()], 1e-12)
+
+
+def test_the_exchange_key_exchanges_two_slots():
+    key = exchange_key(torch.tensor([1]), torch.tensor([3]), 4)
+    slots = torch.arange(4.0).double().unsqueeze(-1)
+    _, after = delta_rule_chunked(key, key, torch.zeros(1, 1).double(), torch.tensor([2.0]).double(), slots)
+    assert_same([after.squeeze()], [torch.tensor([0.0, 3.0, 2.0, 1.0]).double()])
+
+
+@pytest.mark.parametrize("name, length, dtype", [("S5", 5000, torch.float64), ("A5", 1000, torch.float64),
+                                                 ("D6", 1000, torch.float64), ("S5", 5000, torch.float32)])
+def test_the_swap_machine_tracks_the_group_without_training(name, length, dtype):
+    """Ten reflections per command, set by hand, give data.py's own states after every command."""
+    group = Group(name)
+    commands = draw_commands(group, "full", (2, length), np.random.default_rng(0))
+    n = group.degree
+    keys = swap_machine_keys(torch.from_numpy(commands)).to(dtype)
+    values, beta = keys.new_zeros(*keys.shape[:-1], n), torch.full(keys.shape[:-1], 2.0, dtype=dtype)
+    start = torch.eye(2 * n, n, dtype=dtype).expand(2, -1, -1)  # slot i holds value i, the spares are empty
+    states = run_commands(commands)
+    for variable in range(n):  # `print(x)` is the read q = e_x
+        queries = torch.eye(2 * n, dtype=dtype)[variable].expand_as(keys)
+        out, _ = delta_rule_chunked(queries, keys, values, beta, start, chunk_size=40)
+        after_each_command = out[:, 2 * n - 1::2 * n]
+        assert (after_each_command.argmax(-1).numpy() == states[..., variable]).all()
+        assert after_each_command.max(-1).values.min() > 0.99
+
+
+def test_a_swap_machine_with_beta_one_forgets():
+    """The same keys at beta = 1: every step erases what it should have moved."""
+    commands = torch.from_numpy(draw_commands(Group("S5"), "full", (1, 3), np.random.default_rng(0)))
+    keys = swap_machine_keys(commands)
+    _, state = delta_rule_chunked(keys, keys, keys.new_zeros(1, 30, 5), keys.new_ones(1, 30),
+                                  torch.eye(10, 5).double().unsqueeze(0))
+    assert state.abs().max() < 0.6
+
+
+@pytest.mark.parametrize("R", [1, 3])
+def test_delta_product_is_r_steps_and_one_read(R):
+    """R writes in the order r = 1 ... R, then the read of the token: explicit matrices again."""
+    q, k, v, beta, state = inputs(T=11, writes=(R,))
+    expected, last = by_matrices(q.repeat_interleave(R, -2), k.flatten(2, 3), v.flatten(2, 3), beta.flatten(2), state)
+    assert_same(delta_product(q, k, v, beta, state, chunk_size=4), [expected[:, :, R - 1::R], last])
+
+
+def test_unit_keys_stay_finite_in_float32_at_every_chunk_size():
+    """beta = 2 and one key repeated is the worst case of the triangular system; it stays exact."""
+    q, k, v, beta, state = (x.detach() for x in inputs(T=512, beta=2.0, dtype=torch.float32))
+    k = k[:, :, :1].expand_as(k)
+    for chunk in (1, 16, 64, 256):
+        out, last = delta_rule_chunked(q, k, v * 0, beta, state, chunk_size=chunk)
+        assert_same([last], [state], 1e-3)  # an even number of equal reflections
+        assert out.isfinite().all()
+
+
+def test_compiled_equals_eager():
+    """torch.compile traces the chunked scan without a graph break, gradients included."""
+    if shutil.which("c++") is None and shutil.which("g++") is None:
+        pytest.skip("torch.compile on the CPU needs a C++ compiler, and none was found")
+    arguments = inputs(T=10, lead=(2,))
+    compiled = torch.compile(lambda *x: delta_rule_chunked(*x, chunk_size=7), fullgraph=True)
+    assert_same(compiled(*arguments), delta_rule_recurrent(*arguments))
+    assert_same(gradients(compiled, arguments), gradients(delta_rule_recurrent, arguments))
+
+
+def test_shapes_that_do_not_fit_are_refused_by_letter():
+    q, k, v, beta, state = inputs(T=37)
+    for wrong, words in [((q, k, v, beta[..., :36], state), r"token axis of k \(T=37\).*\(2, 3, 36\)"),
+                         ((q[..., :4], k, v, beta, state), "q must have the shape of k"),
+                         ((q, k, v[:, :, 1:], beta, state), "v must be"),
+                         ((q, k, v, beta, state.mT), "state must be"),
+                         ((q[:, :, :0], k[:, :, :0], v[:, :, :0], beta[:, :, :0], state), "T >= 1")]:
+        for function in (delta_rule_recurrent, delta_rule_chunked):
+            with pytest.raises(ValueError, match=words):
+                function(*wrong)
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        delta_rule_chunked(q, k, v, beta, state, chunk_size=0)
+    with pytest.raises(ValueError, match=r"k must be \[..., T, R, K\]"):
+        delta_product(q, k, v, beta, state)
