@@ -179,7 +179,7 @@ def run_commands(commands, state=None):
 
 
 def check_length(length, spacing):
-    """Raises ValueError unless the length is a positive multiple of the spacing."""
+    """Raises: ValueError unless the length is a positive multiple of the spacing."""
     if length < 1 or spacing < 1 or length % spacing:
         raise ValueError(f"the length must be a positive multiple of the spacing, so that a trace ends on "
                          f"a reveal; got length {length}, spacing {spacing}, e.g. 64:8")
@@ -228,6 +228,8 @@ class ReplTask:
     def chance(self):
         return self.group.chance
 
+    check = staticmethod(check_length)
+
     def encode(self, text):
         """Token ids of a trace: decode(encode(text)) == text. Raises ValueError at an unknown symbol."""
         ids, at = [], 0
@@ -249,7 +251,7 @@ class ReplTask:
 
         Raises: ValueError if L is not a positive multiple of S.
         """
-        check_length(length, spacing)
+        self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
         return self.write(commands, asked)
@@ -329,17 +331,33 @@ class WordTask:
     def chance(self):
         return 1 / self.group.order
 
+    @staticmethod
+    def check(length, spacing):
+        """Raises: ValueError unless the spacing is 1 and the length positive."""
+        if spacing != 1:
+            raise ValueError(f"a word reveals the state at every token: its spacing must be 1, got {spacing}")
+        check_length(length, spacing)
+
     def training_batch(self, batch, length, spacing, rng):
         """inputs (element numbers), targets (numbers of the running products), reveals: [B, L]."""
-        if spacing != 1:
-            raise ValueError(f"a word reveals the state at every token: spacing must be 1, got {spacing}")
-        check_length(length, spacing)
+        self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         inputs, targets = self.group.index(commands), self.group.index(run_commands(commands))
         return inputs, targets, np.ones_like(inputs, bool)
 
 
 TASKS = {"repl": ReplTask, "word": WordTask}
+
+
+def parse_stages(text, task):
+    """'8:1,16:2' -> [[8, 1], [16, 2]], each a length and a spacing that the task accepts."""
+    if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
+        raise ValueError(f"expected LENGTH:SPACING,..., as in 8:1,16:2; got {text!r}")
+    stages = [[int(number) for number in stage.split(":")] for stage in text.split(",")]
+    for stage in stages:
+        task.check(*stage)
+    return stages
+
 
 STREAMS = {"train": 0, "valid": 1, "test": 2}
 

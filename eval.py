@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import stream
-from train import choose_device, load_run, parse_curriculum, replace_file
+from data import parse_stages, stream
+from models import choose_device
+from train import load_run, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
 ROW_TOKENS = 2**18  # tokens in flight, over all traces of a batch, for a model that cannot be streamed
@@ -71,16 +72,16 @@ def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
     every = right.all(1)
     low, high = wilson(every.sum(), traces)
     return {"length": length, "spacing": spacing, "traces": traces, "reveals": right.size,
-            "chance": task.chance, "all": right.mean(), "final": right[:, -1].mean(),
-            "every": every.mean(), "every_low": low, "every_high": high,
+            "chance": task.chance, "all": float(right.mean()), "final": float(right[:, -1].mean()),
+            "every": float(every.mean()), "every_low": low, "every_high": high,
             "by_position": right.mean(0).tolist()}
 
 
-def evaluate_and_print(model, task, lengths=None, traces=256, seed=0, device="cpu"):
+def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu"):
     """The table of this file's header, then the accuracy by reveal position at (128, 16)."""
     results = []
     print(f"\n{'(L,S)':>10} {'chance':>7} {'all':>7} {'final':>7} {'every':>7}  95% interval    reveals")
-    for length, spacing in parse_curriculum(lengths or task.default_lengths):
+    for length, spacing in lengths:
         row = evaluate(model, task, length, spacing, traces, seed, device)
         results.append(row)
         print(f"{f'({length},{spacing})':>10} {row['chance']:7.1%} {row['all']:7.2%} {row['final']:7.2%} "
@@ -218,8 +219,11 @@ def main(argv=None):
             raise ValueError(f"--traces must be at least 1 and --seed not negative; got {args.traces}, {args.seed}")
         device = choose_device(args.device)
         config, task, model = load_run(args.run, device)
-        results = evaluate_and_print(model, task, args.lengths, args.traces, args.seed, device)
+        lengths = parse_stages(args.lengths or task.default_lengths, task)
+        results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
         numbers = {"config": config, "results": results}
+        if args.exhaustive and config["format"] != "repl":
+            raise ValueError("--exhaustive reads variables out of REPL traces; this run was trained on words")
         if args.exhaustive:
             pairs, failures = exhaustive(model, task, device)
             print_certificate(pairs, failures, task)

@@ -61,10 +61,11 @@ class LocalBlock(nn.Module):
 
 
 class DeltaBlock(nn.Module):
-    """The delta rule, H heads side by side: S <- (I - beta k k^T) S + beta k v^T, then o = S^T q.
+    """The delta rule, H heads side by side: S <- (I - beta k k^T) S + beta k (gamma v)^T, then o = S^T q.
 
-    |q| = |k| = 1 and beta = beta_max hardsigmoid(.), so every step has its eigenvalues in
-    [1 - beta_max, 1]. With householders R > 1 a token makes R such writes. State: S, [B, H, K, K].
+    |q| = |k| = 1 and beta = beta_max hardsigmoid(.), so every step has its eigenvalues in [1 - beta_max, 1].
+    The write strength gamma = hardsigmoid(.) is apart from beta, since a reflection needs beta = 2 and should
+    write nothing. With householders R > 1 a token makes R such steps. State: S, [B, H, K, K].
     """
 
     def __init__(self, d_model, heads, beta_max, householders):
@@ -75,6 +76,7 @@ class DeltaBlock(nn.Module):
         self.key = nn.Linear(d_model, householders * d_model, bias=False)
         self.value = nn.Linear(d_model, householders * d_model, bias=False)
         self.beta = nn.Linear(d_model, householders * heads)
+        self.gamma = nn.Linear(d_model, householders * heads)
         self.out_norm = nn.RMSNorm(d_model // heads)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
@@ -86,7 +88,8 @@ class DeltaBlock(nn.Module):
         per_write = (batch, length, self.heads, self.householders, -1)
         q = F.normalize(self.query(h).view(per_head), dim=-1).transpose(1, 2)
         k = F.normalize(self.key(h).view(per_write), dim=-1).transpose(1, 2)
-        v = self.value(h).view(per_write).transpose(1, 2)
+        gamma = F.hardsigmoid(self.gamma(h)).view(*per_write[:-1], 1)
+        v = (gamma * self.value(h).view(per_write)).transpose(1, 2)
         beta = self.beta_max * F.hardsigmoid(self.beta(h)).view(per_head).transpose(1, 2)
         return q, k, v, beta
 
@@ -146,10 +149,11 @@ def rotate(x):
 class LanguageModel(nn.Module):
     """What the three share: embedding -> blocks -> norm -> logits."""
 
-    def __init__(self, vocab_size, d_model):
+    def __init__(self, vocab_size, d_model, layers):
         super().__init__()
-        if vocab_size < 1 or d_model < 1:
-            raise ValueError(f"vocab_size and d_model must be positive; got {vocab_size}, {d_model}")
+        if vocab_size < 1 or d_model < 1 or layers < 1:
+            raise ValueError(f"vocab_size, d_model and layers must be at least 1; got {vocab_size}, {d_model}, "
+                             f"{layers}")
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.norm = nn.RMSNorm(d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
@@ -163,13 +167,12 @@ class LinRNN(LanguageModel):
     """
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1, conv_width=8):
-        super().__init__(vocab_size, d_model)
+        super().__init__(vocab_size, d_model, layers)
         check_heads(d_model, heads)
         if not 0 <= beta_max <= 2:
             raise ValueError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
-        if min(layers, householders, conv_width) < 1:
-            raise ValueError(f"layers, householders and conv_width must be at least 1; got {layers}, "
-                             f"{householders}, {conv_width}")
+        if min(householders, conv_width) < 1:
+            raise ValueError(f"householders and conv_width must be at least 1; got {householders}, {conv_width}")
         self.blocks = nn.ModuleList([LocalBlock(d_model, conv_width)])
         for _ in range(layers):
             self.blocks += [DeltaBlock(d_model, heads, beta_max, householders), MLP(d_model, 2)]
@@ -195,7 +198,7 @@ class Transformer(LanguageModel):
     """`layers` times an attention block and an MLP, rotary positions."""
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=2):
-        super().__init__(vocab_size, d_model)
+        super().__init__(vocab_size, d_model, layers)
         check_heads(d_model, heads)
         if d_model // heads % 2:
             raise ValueError(f"rotary positions turn pairs: the head width d_model / heads must be even; "
@@ -211,7 +214,7 @@ class LSTM(LanguageModel):
     """torch's own LSTM: the non-linear recurrence, trained token by token."""
 
     def __init__(self, vocab_size, d_model=96, layers=1):
-        super().__init__(vocab_size, d_model)
+        super().__init__(vocab_size, d_model, layers)
         self.lstm = nn.LSTM(d_model, d_model, layers, batch_first=True)
 
     def stream(self, tokens, state=None):
@@ -245,3 +248,12 @@ def build(name, vocab_size, **options):
     if unknown:
         raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(options_of(name))}")
     return MODELS[name](vocab_size, **options)
+
+
+def choose_device(name):
+    """The torch device of that name; auto takes cuda, then mps, then cpu. Raises: ValueError."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    there = [kind for kind in there if there[kind]]
+    if name != "auto" and name not in there:
+        raise ValueError(f"--device {name} is not there; this machine has {', '.join(there)}")
+    return there[0] if name == "auto" else name

@@ -231,3 +231,67 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
     out, state = delta_rule_chunked(q_each_write, k.flatten(-3, -2), v.flatten(-3, -2),
                                     beta.flatten(-2), state, chunk_size)
     return out[..., R - 1::R, :], state
+
+
+# ---------------------------------------------------------------------------------------------------
+# 5. Numerics
+# ---------------------------------------------------------------------------------------------------
+#
+# Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and the inverse of I + L in (4) stays
+# tame (at beta = 2 no entry is above 2: it holds products of reflections). With raw keys the factors
+# grow, and the inverse with them, exponentially in C.
+#
+# What float32 loses: a reflection with a rounded key is not exactly orthogonal, and nothing in a linear
+# recurrence pulls the state back. The error grows with the number of steps, slowly: see the table of
+# `python scan.py`.
+#
+# What the chunk size trades: a larger C means fewer sequential steps, T / C, and more work per token, C K
+# for the triangle. Memory for L is T C. On two CPU cores 16 to 64 are about equally fast at K = 16 or 32.
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Check the chunked scan against the loop, and time both.")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--width", type=int, default=32, help="K = V")
+    parser.add_argument("--lengths", default="128,512,2048", help="T, T, ...")
+    parser.add_argument("--chunk-size", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    torch.manual_seed(args.seed)
+    print(f"B={args.batch} H={args.heads} K=V={args.width} C={args.chunk_size}, beta in (0, 2), float32; times in "
+          f"ms, best of 3\n{'T':>6} | {'loop':>8} {'chunked':>8} {'ratio':>6} | "
+          f"{'loop f+b':>9} {'chunked':>8} {'ratio':>6} | {'error of loop':>13} {'chunked':>8}")
+    for T in map(int, args.lengths.split(",")):
+        shape = (args.batch, args.heads, T, args.width)
+        q, k = (F.normalize(torch.randn(shape), dim=-1) for _ in range(2))
+        leaves = [x.requires_grad_() for x in (q, k, torch.randn(shape), 2 * torch.rand(shape[:-1]))]
+        truth, _ = delta_rule_recurrent(*[x.detach().double() for x in leaves])
+        cells, errors = [], []
+        for backward in (False, True):
+            times = []
+            for function in (delta_rule_recurrent, lambda *x: delta_rule_chunked(*x, chunk_size=args.chunk_size)):
+                seconds, out = best_time(function, leaves, backward)
+                times.append(1000 * seconds)
+                errors.append((out - truth).abs().max().item())
+            cells.append("{:{w}.1f} {:8.1f} {:6.1f}".format(*times, times[0] / times[1], w=8 + backward))
+        print(f"{T:6} | {cells[0]} | {cells[1]} | {errors[0]:13.1e} {errors[1]:8.1e}")
+        if errors[1] > 10 * errors[0] + 1e-5:
+            raise SystemExit("the chunked scan disagrees with the loop")
+
+
+def best_time(function, leaves, backward, repeats=3):
+    """Seconds of the fastest of some calls, with or without the backward, and the outputs."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        with torch.set_grad_enabled(backward):
+            out, _ = function(*leaves)
+            if backward:
+                torch.autograd.grad(out.sum(), leaves)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), out.detach()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,18 +1,20 @@
 """Train one model on one group: python train.py --model linrnn --group S5
 
 One loop for all models, both formats and all groups. Each step draws fresh traces; nothing is seen twice.
-Training walks through a curriculum of stages (length : spacing). A stage is left when the model answers
-more than --advance of the reveals in 3 batches running; the last stage lasts --last-steps steps, in
-which the learning rate falls linearly to 0. If a stage is not passed within --max-steps steps in all, the
-run ends there: the task was not learned, and the final table says what was.
+Training walks through a curriculum of stages LENGTH:SPACING. A stage is left once the model answers more than
+--advance of the reveals in 3 batches running; the last stage lasts --last-steps steps, in which the learning
+rates fall linearly to 0. A run that does not get through the earlier stages within --max-steps ends there.
 
-The loss is the cross-entropy of every next token plus --reveal-weight times that of the revealed values.
-Most tokens of a random program cannot be predicted (a full S5 command carries ln 120 = 4.8 nats);
-the extra weight only spares the optimiser their noise.
+The model that is saved and evaluated is the mean of the weights over the last half of the last stage
+(stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407).
 
-A run is a folder: config.json (all options), log.jsonl (metrics, one line per 10 steps), model.pt (weights,
-optimiser, progress; written to a side file and renamed, so that it is whole at any moment). Batches are a
-function of (seed, step): a resumed run continues bit for bit, on the CPU.
+The loss is the cross-entropy of every next token, plus --reveal-weight times that of the revealed values.
+Most tokens of a random program cannot be predicted (a full S5 command carries ln 120 = 4.8 nats); the extra
+weight spares the optimiser some of their noise. --reveal-weight 0 is plain next-token prediction.
+
+A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps), model.pt (weights
+and all that is needed to go on; replaced atomically). Batches are a function of (seed, step): a resumed run
+continues bit for bit, on the CPU.
 
 Next: eval.py.
 """
@@ -20,6 +22,7 @@ Next: eval.py.
 import argparse
 import json
 import math
+import operator
 import os
 import pickle
 import shlex
@@ -31,26 +34,19 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
-from data import COMMANDS, TASKS, Group, check_length, stream
-from models import MODELS, build, options_of
+from data import COMMANDS, TASKS, Group, parse_stages, stream
+from models import MODELS, build, choose_device, options_of
 
-WARMUP = 50  # steps over which the learning rate rises from 0
+WARMUP = 50  # steps over which the learning rates rise from 0
 STREAK = 3  # batches in a row that must pass --advance
 LOG_EVERY = 10  # steps
 TYPICAL_STAGE = 50  # steps, for the estimate of the time left
 
-
-def parse_curriculum(text):
-    """'8:1,16:2' -> [(8, 1), (16, 2)], each length a multiple of its spacing."""
-    try:
-        stages = [tuple(int(number) for number in stage.split(":")) for stage in text.split(",")]
-        for length, spacing in stages:
-            check_length(length, spacing)
-    except ValueError as error:
-        raise ValueError(f"expected LENGTH:SPACING,..., as in 8:1,16:2; got {text!r} ({error})") from None
-    return stages
+# Options that do not change the result. All others are the run's config.
+OUTER_OPTIONS = ["device", "out", "resume", "save_every", "test_lengths", "traces", "record"]
 
 
 def make_parser():
@@ -60,25 +56,56 @@ def make_parser():
     add("--group", default="S5", help="S<n>, A<n>, Z<n>, D<n> or a product such as A4xZ5")
     add("--format", default="repl", choices=TASKS, help="Python traces, or one token per element")
     add("--commands", default="full", choices=COMMANDS, help="whole elements, or transpositions")
-    for name, kind, text in [("beta-max", float, "linrnn: 2 allows the eigenvalue -1, 1 does not"),
-                             ("householders", int, "linrnn: writes per token"),
-                             ("conv-width", int, "linrnn: tokens seen by the local block"),
-                             ("d-model", int, "width"), ("heads", int, "heads"), ("layers", int, "layers")]:
-        add(f"--{name}", type=kind, help=f"{text} (default: the model's own)")
+    add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not")
+    add("--householders", type=int, help="linrnn: steps per token, R")
+    add("--conv-width", type=int, help="linrnn: tokens that the local block sees")
+    add("--d-model", type=int, help="width (default for this and the next two: the model's own)")
+    add("--heads", type=int)
+    add("--layers", type=int)
     add("--curriculum", help="stages LENGTH:SPACING,... (default: the format's own)")
     add("--advance", type=float, default=0.97, help="reveal accuracy that ends a stage")
-    add("--last-steps", type=int, default=200, help="steps of the last stage")
-    add("--max-steps", type=int, default=1500, help="steps before the last stage, at most")
-    add("--batch", type=int, default=32, help="traces per step")
-    add("--lr", type=float, default=4e-3, help="peak learning rate")
+    add("--last-steps", type=positive, default=300, help="steps of the last stage")
+    add("--max-steps", type=positive, default=1500, help="steps before the last stage, at most")
+    add("--batch", type=positive, default=32, help="traces per step")
+    add("--last-batch", type=positive, default=16, help="traces per step in the last stage")
+    add("--lr", type=positive_float, default=4e-3, help="peak learning rate of AdamW")
+    add("--matrix-lr", type=positive_float, default=0.02, help="peak learning rate of Muon")
     add("--reveal-weight", type=float, default=1.0, help="extra weight of revealed values in the loss")
     add("--seed", type=int, default=0, help="of the initial weights and of all traces")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--out", help="run folder (default: runs/ and a name made of the options)")
-    add("--save-every", type=int, default=50, help="steps between checkpoints")
     add("--resume", action="store_true", help="go on from the run folder's last checkpoint")
+    add("--save-every", type=positive, default=50, help="steps between checkpoints")
+    add("--test-lengths", help="LENGTH:SPACING,... of the closing evaluation (default: the format's own)")
+    add("--traces", type=positive, default=256, help="fresh traces for each of them")
     add("--record", help="append the finished run to this file, as one JSON line")
     return parser
+
+
+def positive(text, kind=int):
+    if not kind(text) > 0:
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+    return kind(text)
+
+
+def positive_float(text):
+    return positive(text, float)
+
+
+def config_of(args):
+    """The options that determine the result, in full; refuses those that do not fit together."""
+    config = {name: value for name, value in vars(args).items() if name not in OUTER_OPTIONS}
+    if args.seed < 0 or args.reveal_weight < 0:
+        raise ValueError(f"--seed and --reveal-weight must not be negative; got {args.seed}, {args.reveal_weight}")
+    config["curriculum"] = parse_stages(args.curriculum or TASKS[args.format].default_curriculum, TASKS[args.format])
+    options = options_of(args.model)
+    for name in ("beta_max", "householders", "conv_width", "d_model", "heads", "layers"):
+        value = config.pop(name)
+        if value is not None and name not in options:
+            raise ValueError(f"--model {args.model} has no --{name.replace('_', '-')}")
+        if value is not None:
+            options[name] = value
+    return {**config, "options": options}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -92,14 +119,8 @@ def replace_file(path, write):
     os.replace(side, path)
 
 
-def save_checkpoint(folder, config, model, optimizer, progress):
-    checkpoint = {"config": config, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                  "progress": progress}
-    replace_file(folder / "model.pt", lambda path: torch.save(checkpoint, path))
-
-
 def load_checkpoint(folder, device="cpu"):
-    """The dictionary of save_checkpoint.
+    """The dictionary that Run.save wrote.
 
     Raises: ValueError, in one line, if a file is missing or truncated or is not this folder's.
     """
@@ -110,9 +131,9 @@ def load_checkpoint(folder, device="cpu"):
     try:
         config = json.loads((folder / "config.json").read_text())
         checkpoint = torch.load(folder / "model.pt", map_location=device, weights_only=True)
-    except (json.JSONDecodeError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+    except (ValueError, OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise ValueError(f"the run in {folder} cannot be read, a file is truncated or no checkpoint: "
-                         f"{str(error).splitlines()[0]}") from None
+                         f"{' '.join(str(error).split())[:100] or type(error).__name__}") from None
     if not isinstance(checkpoint, dict) or checkpoint.get("config") != config:
         raise ValueError(f"{folder}/model.pt belongs to another run than config.json: "
                          f"{differences(checkpoint, config)}")
@@ -135,7 +156,7 @@ def load_run(folder, device="cpu"):
         model.load_state_dict(checkpoint["model"])
     except RuntimeError as error:
         raise ValueError(f"{folder}/model.pt does not hold the weights of the model that config.json "
-                         f"describes: {str(error).splitlines()[1].strip()}") from None
+                         f"describes: {' '.join(str(error).split())[:100]}") from None
     return checkpoint["config"], task, model.to(device).eval()
 
 
@@ -150,35 +171,43 @@ def make_task_and_model(config):
     return task, build(config["model"], len(task.vocab), **config["options"])
 
 
-def draw_batch(task, traces, length, spacing, rng, device):
-    """inputs, targets and reveals of task.training_batch, as tensors on the device."""
-    arrays = task.training_batch(traces, length, spacing, rng)
-    return [torch.from_numpy(array).to(device).contiguous() for array in arrays]
+def make_optimizers(model, config):
+    """Muon (Jordan et al. 2024) for the matrices between embedding and head, AdamW for everything else.
+
+    Muon replaces the update of a matrix by the nearest orthogonal one, so that the many small directions of a
+    gradient that is mostly noise move as fast as the few large ones.
+    """
+    outer = {model.embedding.weight, model.head.weight}
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p not in outer]
+    others = [p for p in model.parameters() if p.ndim != 2 or p in outer]
+    return [torch.optim.Muon(matrices, lr=config["matrix_lr"], weight_decay=0.01),
+            torch.optim.AdamW(others, lr=config["lr"], betas=(0.9, 0.95), weight_decay=0.01)]
 
 
-def train_step(model, optimizer, inputs, targets, reveals, reveal_weight):
+def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
     """One update; what it measured. Raises: FloatingPointError, before the update, if the loss is not finite."""
     logits = model(inputs)
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-    reveal_loss = losses[reveals].mean()
-    loss = losses.mean()
+    loss, reveal_loss = losses.mean(), losses[reveals].mean()
     if not math.isfinite(loss.item()):
         raise FloatingPointError(f"the loss is {loss.item()}")
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
     (loss + reveal_weight * reveal_loss).backward()
     gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
     accuracy = (logits.argmax(-1) == targets)[reveals].float().mean()
     return {"loss": loss.item(), "reveal_loss": reveal_loss.item(), "reveal_accuracy": accuracy.item(),
             "gradient_norm": gradient_norm.item()}
 
 
-def learning_rate(config, progress):
-    """Constant after the warm-up; linear to 0 over the last stage."""
-    rate = config["lr"] * min(1.0, (progress["step"] + 1) / WARMUP)
+def rate_factor(config, progress):
+    """The learning rates' common factor: linear warm-up, constant, linear to 0 over the last stage."""
+    factor = min(1.0, (progress["step"] + 1) / WARMUP)
     if progress["stage"] == len(config["curriculum"]) - 1:
-        rate *= 1 - progress["stage_step"] / config["last_steps"]
-    return rate
+        factor *= 1 - progress["stage_step"] / config["last_steps"]
+    return factor
 
 
 def advance(config, progress, accuracy):
@@ -194,117 +223,124 @@ def advance(config, progress, accuracy):
         progress["finished"] = progress["step"] >= config["max_steps"]
 
 
-def seconds_left(config, progress, tokens_per_trace, tokens_per_second):
-    """An estimate: the stages ahead take TYPICAL_STAGE steps each, the last one --last-steps."""
-    steps = [TYPICAL_STAGE] * (len(config["curriculum"]) - 1) + [config["last_steps"]]
-    steps[progress["stage"]] = max(0, steps[progress["stage"]] - progress["stage_step"])
-    ahead = range(progress["stage"], len(steps))
-    return sum(steps[i] * config["batch"] * tokens_per_trace[i] for i in ahead) / tokens_per_second
+class Run:
+    """All that changes while a model is trained, and that a checkpoint must hold."""
+
+    def __init__(self, config, folder, device):
+        self.config, self.folder, self.device = config, folder, device
+        self.task, self.model = make_task_and_model(config)
+        self.model.to(device)
+        self.optimizers = make_optimizers(self.model, config)
+        self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        self.average = AveragedModel(self.model)  # the mean of the weights given to it, one by one
+        self.progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0, "seconds": 0.0, "finished": False}
+
+    @property
+    def result(self):
+        """The model to evaluate: the average, once there is one."""
+        return self.average.module if self.average.n_averaged else self.model
+
+    def save(self):
+        checkpoint = {"config": self.config, "progress": self.progress, "model": self.result.state_dict(),
+                      "resume": {"model": self.model.state_dict(), "average": self.average.state_dict(),
+                                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}}
+        replace_file(self.folder / "model.pt", lambda path: torch.save(checkpoint, path))
+
+    def restore(self, checkpoint):
+        """Go on from a checkpoint; forget the logged steps after it, which are going to be made again."""
+        self.progress = checkpoint["progress"]
+        self.model.load_state_dict(checkpoint["resume"]["model"])
+        self.average.load_state_dict(checkpoint["resume"]["average"])
+        for optimizer, state in zip(self.optimizers, checkpoint["resume"]["optimizers"]):
+            optimizer.load_state_dict(state)
+        path = self.folder / "log.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = [f"{line}\n" for line in lines
+                if line.endswith("}") and json.loads(line)["step"] <= self.progress["step"]]
+        replace_file(path, lambda side: side.write_text("".join(kept)))
+
+    def make_step(self):
+        """One step of the current stage: draw, update, average, advance. Returns what it measured."""
+        config, progress = self.config, self.progress
+        start = time.perf_counter()
+        length, spacing = config["curriculum"][progress["stage"]]
+        rng = stream(config["seed"], "train", progress["step"])
+        arrays = self.task.training_batch(self.traces_in_stage(progress["stage"]), length, spacing, rng)
+        batch = [torch.from_numpy(array).to(self.device).contiguous() for array in arrays]
+        factor = rate_factor(config, progress)
+        for optimizer, rate in zip(self.optimizers, self.rates):
+            optimizer.param_groups[0]["lr"] = rate * factor
+        metrics = train_step(self.model, self.optimizers, *batch, config["reveal_weight"])
+        is_last = progress["stage"] == len(config["curriculum"]) - 1
+        if is_last and 2 * progress["stage_step"] >= config["last_steps"]:
+            self.average.update_parameters(self.model)
+        advance(config, progress, metrics["reveal_accuracy"])
+        seconds = time.perf_counter() - start
+        progress["seconds"] += seconds
+        return {"step": progress["step"], "length": length, "spacing": spacing, **metrics, "rate_factor": factor,
+                "tokens_per_second": batch[0].numel() / seconds, "seconds": progress["seconds"]}
+
+    def traces_in_stage(self, stage):
+        return self.config["last_batch" if stage == len(self.config["curriculum"]) - 1 else "batch"]
+
+    def train(self, save_every, interrupted):
+        """The loop: until the run is finished, or interrupted() says to stop. Saves at the end in both cases."""
+        progress, stages = self.progress, self.config["curriculum"]
+        steps = [TYPICAL_STAGE] * (len(stages) - 1) + [self.config["last_steps"]]
+        sizes = [self.task.training_batch(1, *stage, stream(0, "valid"))[0].size * self.traces_in_stage(i)
+                 for i, stage in enumerate(stages)]
+        bar = tqdm(initial=progress["step"], bar_format="{desc}: {n} steps in {elapsed}{postfix}")
+        with open(self.folder / "log.jsonl", "a") as log, bar:
+            while not progress["finished"] and not interrupted():
+                bar.set_description(f"stage {progress['stage'] + 1} of {len(stages)}", refresh=False)
+                row = self.make_step()
+                left = tokens_left(progress, steps, sizes) / row["tokens_per_second"]
+                bar.set_postfix_str(f"({row['length']},{row['spacing']}) loss {row['loss']:.3f}, reveals right "
+                                    f"{row['reveal_accuracy']:.0%}, {row['tokens_per_second']:,.0f} tokens/s, "
+                                    f"about {left:.0f} s left", refresh=False)
+                bar.update()
+                if progress["step"] % LOG_EVERY == 0 or progress["finished"]:
+                    log.write(json.dumps(row) + "\n")
+                    log.flush()
+                if progress["step"] % save_every == 0:
+                    self.save()
+        self.save()
 
 
-def train(model, task, optimizer, config, progress, folder, save_every, device, interrupted):
-    """The loop: until the run is finished, or interrupted() says to stop. Saves at the end in both cases."""
-    curriculum = config["curriculum"]
-    tokens_per_trace = [task.training_batch(1, *stage, stream(config["seed"], "valid"))[0].size
-                        for stage in curriculum]
-    bar = tqdm(initial=progress["step"], unit="step", bar_format="{desc} {n} steps {elapsed}{postfix}")
-    with open(folder / "log.jsonl", "a") as log, bar:
-        while not progress["finished"] and not interrupted():
-            start = time.perf_counter()
-            stage, (length, spacing) = progress["stage"], curriculum[progress["stage"]]
-            rng = stream(config["seed"], "train", progress["step"])
-            batch = draw_batch(task, config["batch"], length, spacing, rng, device)
-            optimizer.param_groups[0]["lr"] = rate = learning_rate(config, progress)
-            metrics = train_step(model, optimizer, *batch, config["reveal_weight"])
-            advance(config, progress, metrics["reveal_accuracy"])
-
-            seconds = time.perf_counter() - start
-            progress["seconds"] += seconds
-            speed = batch[0].numel() / seconds
-            left = seconds_left(config, progress, tokens_per_trace, speed)
-            bar.set_description(f"stage {stage + 1}/{len(curriculum)} ({length},{spacing})", refresh=False)
-            bar.set_postfix_str(f"loss {metrics['loss']:.3f}, reveals {metrics['reveal_accuracy']:.1%}, "
-                                f"{speed / 1000:.0f}k tokens/s, about {left:.0f} s left", refresh=False)
-            bar.update()
-            if progress["step"] % LOG_EVERY == 0 or progress["finished"]:
-                entry = {"step": progress["step"], "length": length, "spacing": spacing, **metrics,
-                         "lr": rate, "tokens_per_second": speed, "seconds": progress["seconds"]}
-                log.write(json.dumps(entry) + "\n")
-                log.flush()
-            if progress["step"] % save_every == 0:
-                save_checkpoint(folder, config, model, optimizer, progress)
-    save_checkpoint(folder, config, model, optimizer, progress)
+def tokens_left(progress, steps, sizes):
+    """An estimate, from the steps and the tokens per step of each stage: all those from now on, less those made."""
+    now = progress["stage"]
+    return max(0, sum(map(operator.mul, steps[now:], sizes[now:])) - progress["stage_step"] * sizes[now])
 
 
-def config_of(args):
-    """The options that determine the result, in full; refuses those that do not fit the model."""
-    given = {name: getattr(args, name) for name in
-             ("beta_max", "householders", "conv_width", "d_model", "heads", "layers")}
-    options = options_of(args.model)
-    for name, value in given.items():
-        if value is not None and name not in options:
-            raise ValueError(f"--model {args.model} has no --{name.replace('_', '-')}")
-    options.update({name: value for name, value in given.items() if value is not None})
-    for name in ("batch", "last_steps", "max_steps", "save_every"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(args, name)}")
-    if args.seed < 0:
-        raise ValueError(f"--seed must not be negative; got {args.seed}")
-    if args.lr <= 0 or args.reveal_weight < 0:
-        raise ValueError(f"--lr must be positive and --reveal-weight not negative; got {args.lr}, "
-                         f"{args.reveal_weight}")
-    curriculum = parse_curriculum(args.curriculum or TASKS[args.format].default_curriculum)
-    return {"model": args.model, "options": options, "group": args.group, "format": args.format,
-            "commands": args.commands, "curriculum": [list(stage) for stage in curriculum],
-            "advance": args.advance, "last_steps": args.last_steps, "max_steps": args.max_steps,
-            "batch": args.batch, "lr": args.lr, "reveal_weight": args.reveal_weight, "seed": args.seed}
+def open_folder(args, config):
+    """The run folder, made or found, and its checkpoint if the run is to be resumed.
 
-
-def choose_device(name):
-    """The torch device of that name; auto takes cuda, then mps, then cpu. Raises: ValueError."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
-    if not there.get(name.split(":")[0], False):
-        raise ValueError(f"--device {name} is not there; this machine has "
-                         f"{', '.join(kind for kind in there if there[kind])}")
-    return name
-
-
-def open_run(args, config):
-    """The run folder, made or found, and its checkpoint if it is resumed.
-
-    Raises: ValueError if the folder holds another run, or if there is nothing to resume.
+    Raises: ValueError if the folder holds a run and --resume is not given, or if there is nothing to resume.
     """
-    options = f"{config['model']}-{config['group']}-{config['commands']}-{config['format']}-s{config['seed']}"
-    folder = Path(args.out or f"runs/{options}")
+    name = f"{config['model']}-{config['group']}-{config['format']}-{config['commands']}-seed{config['seed']}"
+    folder = Path(args.out or f"runs/{name}")
     if args.resume:
         checkpoint = load_checkpoint(folder)
         if checkpoint["config"] != config:
-            raise ValueError(f"--resume with other options than the run in {folder}: "
+            raise ValueError(f"--resume with other options than those of the run in {folder}: "
                              f"{differences(checkpoint, config)}")
         return folder, checkpoint
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty: go on with --resume, or choose another folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2)))
     return folder, None
 
 
-def drop_log_after(path, step):
-    """Forget the logged steps that a resumed run is going to make again."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    kept = [line + "\n" for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-    replace_file(path, lambda side: side.write_text("".join(kept)))
-
-
-def record_run(path, argv, config, progress, parameters, results):
+def record_run(path, argv, run, results):
     """Append one JSON line: enough to make the run again, and what it reached."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-    line = {"command": shlex.join(["python", "train.py", *argv]), "seed": config["seed"],
-            "parameters": parameters, "steps": progress["step"], "finished_in_stage": progress["stage"] + 1,
-            "stages": len(config["curriculum"]), "minutes": round(progress["seconds"] / 60, 3),
-            "threads": torch.get_num_threads(), "torch": torch.__version__,
+    line = {"command": shlex.join(["python", "train.py", *argv]), "seed": run.config["seed"],
+            "parameters": sum(weight.numel() for weight in run.model.parameters()),
+            "steps": run.progress["step"], "stage_reached": run.progress["stage"] + 1,
+            "stages": len(run.config["curriculum"]), "minutes": round(run.progress["seconds"] / 60, 3),
+            "threads": torch.get_num_threads(), "device": run.device, "torch": torch.__version__,
             "commit": commit.stdout.strip(), "results": results}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
@@ -317,52 +353,43 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         config = config_of(args)
+        test_lengths = parse_stages(args.test_lengths or TASKS[args.format].default_lengths, TASKS[args.format])
         device = choose_device(args.device)
-        task, model = make_task_and_model(config)
-        folder, checkpoint = open_run(args, config)
+        make_task_and_model(config)  # refuses bad options before a folder is made
+        folder, checkpoint = open_folder(args, config)
     except ValueError as error:
         parser.error(str(error))
 
-    model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"], betas=(0.9, 0.95), weight_decay=0.01)
-    progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0, "seconds": 0.0, "finished": False}
-    if checkpoint is not None:
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        progress = checkpoint["progress"]
-        drop_log_after(folder / "log.jsonl", progress["step"])
-    else:
-        save_checkpoint(folder, config, model, optimizer, progress)
+    run = Run(config, folder, device)
+    run.save() if checkpoint is None else run.restore(checkpoint)
+    print(f"{config['model']} on {config['group']} ({config['format']}, {config['commands']}): "
+          f"{sum(weight.numel() for weight in run.model.parameters()):,} parameters, {config['batch']} traces per "
+          f"step, {config['last_batch']} in the last stage, chance {run.task.chance:.3f}, device {device}, {torch.get_num_threads()} threads")
+    print(f"curriculum {' '.join(f'({a},{b})' for a, b in config['curriculum'])}, run folder {folder}")
 
-    parameters = sum(weight.numel() for weight in model.parameters())
-    print(f"{config['model']} on {config['group']} ({config['format']}, {config['commands']}): {parameters:,} "
-          f"parameters, {config['batch']} traces per step, chance {task.chance:.3f}, device {device}, "
-          f"{torch.get_num_threads()} threads")
-    print(f"curriculum {' -> '.join(f'({a},{b})' for a, b in config['curriculum'])}, run folder {folder}")
-
-    signals = []  # what arrived; the loop looks here between two steps
+    signals = []  # those that arrived; the loop looks here between two steps
     handlers = {number: signal.signal(number, lambda n, _: signals.append(n))
                 for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        train(model, task, optimizer, config, progress, folder, args.save_every, device, lambda: signals)
+        run.train(args.save_every, lambda: signals)
     except FloatingPointError as error:
-        parser.error(f"{error} at step {progress['step'] + 1}; the checkpoint in {folder} is the last good one. "
-                     f"Try a smaller --lr than {config['lr']}")
+        parser.error(f"{error} at step {run.progress['step'] + 1}; the checkpoint in {folder} is the last good one. "
+                     f"Try smaller rates than --lr {config['lr']} --matrix-lr {config['matrix_lr']}")
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if signals:
-        print(f"interrupted after step {progress['step']}; go on with the same command and --resume")
+        print(f"interrupted after step {run.progress['step']}; go on with the same command and --resume")
         raise SystemExit(130)
 
-    passed = progress["stage"] == len(config["curriculum"]) - 1
-    print(f"trained {progress['step']} steps in {progress['seconds'] / 60:.2f} minutes; " +
-          ("all stages passed" if passed else f"NOT LEARNED: stage {progress['stage'] + 1} was not passed "
+    learned = run.progress["stage"] == len(config["curriculum"]) - 1
+    print(f"trained {run.progress['step']} steps in {run.progress['seconds'] / 60:.2f} minutes; " +
+          ("all stages passed" if learned else f"NOT LEARNED: stage {run.progress['stage'] + 1} was not passed "
            f"in {config['max_steps']} steps"))
-    from eval import evaluate_and_print  # eval reads runs with load_run: imported late, as they need each other
-    results = evaluate_and_print(model.eval(), task, device=device)
+    from eval import evaluate_and_print  # here, since eval itself reads runs with load_run
+    results = evaluate_and_print(run.result.eval(), run.task, test_lengths, args.traces, device=device)
     if args.record:
-        record_run(args.record, argv, config, progress, parameters, results)
+        record_run(args.record, argv, run, results)
 
 
 if __name__ == "__main__":

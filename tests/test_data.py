@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from data import COMMANDS, TASKS, Group, ReplTask, WordTask, draw_commands, main, run_commands, stream
+from data import COMMANDS, TASKS, Group, ReplTask, WordTask, draw_commands, main, parse_stages, run_commands, stream
 
 GROUPS = ["S2", "S3", "S4", "S5", "A3", "A4", "A5", "Z2", "Z7", "D3", "D4", "D6", "A4xZ5", "S3xS4", "S26", "D26"]
 SMALL = ["S2", "S4", "A4", "A5", "Z7", "D3", "D6", "A4xZ5", "Z2xS3xD3"]
@@ -178,3 +178,10 @@ def test_bad_requests_are_refused_with_the_rule(refused):
 def test_the_sample_shown_to_a_reader_is_a_trace(capsys):
     main(["--group", "S3", "--length", "2"])
     assert ">>> a, b, c = " in capsys.readouterr().out
+
+
+def test_a_curriculum_is_read_as_written():
+    assert parse_stages("8:1,16:2", ReplTask) == [[8, 1], [16, 2]]
+    for text in ("8", "8:1,", "8:1;16:2", "", "-8:1"):
+        with pytest.raises(ValueError, match="expected LENGTH:SPACING"):
+            parse_stages(text, ReplTask)

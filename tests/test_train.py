@@ -1,0 +1,167 @@
+"""A run is a folder that survives interruption, and a resumed run is the run, bit for bit."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import train
+from conftest import ROOT
+from train import Run, load_run, main, rate_factor
+
+SMALL = ["--group", "S3", "--curriculum", "2:1,4:2", "--d-model", "8", "--heads", "2", "--batch", "4",
+         "--advance", "-1", "--last-steps", "12", "--save-every", "4"]
+
+
+def weights(folder):
+    return torch.load(folder / "model.pt", weights_only=True)["model"]
+
+
+def assert_identical(a, b):
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def steps_logged(folder):
+    return [json.loads(line)["step"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Skip the closing evaluation, which the tests of eval.py cover."""
+    monkeypatch.setattr("eval.evaluate_and_print", lambda *_, **__: [])
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_and_resumed_run_is_bit_identical(how, tmp_path, quick, monkeypatch):
+    """Stopped by a signal in the middle of a stage, resumed: the weights and the log of a run never stopped."""
+    main([*SMALL, "--out", str(tmp_path / "whole")])
+
+    real_step, made = train.train_step, []
+
+    def step_then_signal(*args):
+        made.append(1)
+        if len(made) == 6:
+            os.kill(os.getpid(), getattr(signal, how))
+        return real_step(*args)
+
+    monkeypatch.setattr(train, "train_step", step_then_signal)
+    with pytest.raises(SystemExit) as stop:
+        main([*SMALL, "--out", str(tmp_path / "cut")])
+    assert stop.value.code == 130 and len(made) == 6
+    main([*SMALL, "--out", str(tmp_path / "cut"), "--resume"])
+    assert len(made) == 15
+    assert_identical(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+    assert steps_logged(tmp_path / "cut") == steps_logged(tmp_path / "whole") == [10, 15]
+
+
+def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path, quick):
+    """kill -9 loses at most the steps since the last checkpoint, and none of the result."""
+    long = [*SMALL, "--last-steps", "60"]
+    process = subprocess.Popen([sys.executable, "train.py", *long, "--out", str(tmp_path / "cut")], cwd=ROOT,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "cut" / "log.jsonl").exists() or not steps_logged(tmp_path / "cut"):
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    step = torch.load(tmp_path / "cut" / "model.pt", weights_only=True)["progress"]["step"]
+    assert step % 4 == 0 and 8 <= step < 63
+    main([*long, "--out", str(tmp_path / "cut"), "--resume"])
+    main([*long, "--out", str(tmp_path / "whole")])
+    assert_identical(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+    assert steps_logged(tmp_path / "cut") == steps_logged(tmp_path / "whole")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path, quick, monkeypatch, refused):
+    """An infinite step ruins the weights of step 6; the loss of step 7 tells, and is not saved."""
+    monkeypatch.setattr(train, "rate_factor", lambda _, progress: math.inf if progress["step"] == 5 else 0.1)
+    refused(main, [*SMALL, "--out", tmp_path / "run"], "loss is nan at step 7", "last good one", "--lr")
+    assert torch.load(tmp_path / "run" / "model.pt", weights_only=True)["progress"]["step"] == 4
+    assert all(w.isfinite().all() for w in weights(tmp_path / "run").values())
+
+
+def test_a_crash_while_saving_leaves_the_old_checkpoint(tmp_path, quick, monkeypatch):
+    """The file is replaced by a rename: half a file is never called model.pt."""
+    main([*SMALL, "--out", str(tmp_path)])
+    before = (tmp_path / "model.pt").read_bytes()
+
+    def half(_, path):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(KeyboardInterrupt):
+        Run(load_run(tmp_path)[0], tmp_path, "cpu").save()
+    assert (tmp_path / "model.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("options", [["--model", "transformer"], ["--model", "lstm"], ["--format", "word", "--curriculum",
+                                     "2:1,4:1"], ["--commands", "swap"], ["--householders", "2"], ["--beta-max", "1"]])
+def test_one_loop_trains_every_model_and_format(options, tmp_path, capsys):
+    """Trained, evaluated and recorded in one call; the record says how to make the run again."""
+    record = tmp_path / "results.jsonl"
+    sizes = ["--group", "S3", "--curriculum", "2:1,4:2", "--batch", "4", "--advance", "-1", "--last-steps", "3",
+             "--d-model", "16"]
+    main([*sizes, *options, "--out", str(tmp_path / "run"), "--record", str(record), "--test-lengths", "8:1", "--traces", "8"])
+    shown = capsys.readouterr().out
+    assert "chance" in shown and "(8,1)" in shown
+    line = json.loads(record.read_text())
+    assert line["steps"] == 6 and line["torch"] == torch.__version__ and line["results"][0]["length"] == 8
+    assert line["command"].startswith("python train.py --group S3") and line["seed"] == 0
+
+
+def test_a_stage_is_left_after_three_good_batches_and_the_last_by_count():
+    config = {"curriculum": [[2, 1], [4, 1]], "advance": 0.9, "last_steps": 2, "max_steps": 100}
+    progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0, "finished": False}
+    stages = []
+    for accuracy in (1, 1, 0.5, 1, 1, 1, 0, 0):
+        assert not progress["finished"]
+        stages.append(progress["stage"])
+        train.advance(config, progress, accuracy)
+    assert stages == [0] * 6 + [1, 1] and progress["finished"]
+    assert [rate_factor(config, {"step": 99, "stage": 1, "stage_step": s}) for s in (0, 1)] == [1.0, 0.5]
+
+
+def test_a_task_that_is_not_learned_ends_after_max_steps(tmp_path, quick, capsys):
+    main(["--group", "S3", "--curriculum", "2:1,4:2", "--d-model", "8", "--heads", "2", "--batch", "2",
+          "--advance", "1.0", "--max-steps", "5", "--out", str(tmp_path)])
+    assert "NOT LEARNED: stage 1 was not passed in 5 steps" in capsys.readouterr().out
+
+
+def test_bad_input_gets_one_line_and_exit_code_2(tmp_path, quick, refused):
+    out = ["--out", tmp_path / "run"]
+    for options, words in [(["--group", "Q8"], ["unknown group 'Q8'"]), (["--group", "S27"], ["27", "26"]),
+                           (["--curriculum", "10:4"], ["multiple"]), (["--curriculum", "8"], ["LENGTH:SPACING"]),
+                           (["--beta-max", "2.5"], ["[0, 2]"]), (["--heads", "5"], ["heads must divide d_model"]),
+                           (["--model", "lstm", "--beta-max", "1"], ["lstm has no --beta-max"]),
+                           (["--model", "gru"], ["invalid choice"]), (["--speed", "9"], ["unrecognized"]),
+                           (["--device", "tpu"], ["tpu is not there", "cpu"]), (["--batch", "0"], ["must be positive", "got 0"]), (["--lr", "x"], ["--lr"]),
+                           (["--seed", "-1"], ["negative"]), (["--group", "A5", "--commands", "swap"], ["transpositions"]),
+                           (["--format", "word", "--curriculum", "8:2"], ["spacing must be 1"]),
+                           (["--resume"], ["config.json is missing"])]:
+        refused(main, [*options, *out], *words)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_never_overwritten_or_mistaken_for_another(tmp_path, quick, refused):
+    """Another run's folder, other options, a truncated file, another run's weights: each refused, nothing lost."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    main([*SMALL, "--out", str(run)])
+    main([*SMALL, "--seed", "1", "--out", str(other)])
+    whole = (run / "model.pt").read_bytes()
+    refused(main, [*SMALL, "--out", run], "not empty", "--resume", "--out")
+    refused(main, [*SMALL, "--out", run, "--resume", "--seed", "1"], "other options", "seed 0 against 1")
+    assert (run / "model.pt").read_bytes() == whole
+    for damage, words in [(whole[:len(whole) // 2], "truncated"), (b"", "truncated"),
+                          ((other / "model.pt").read_bytes(), "seed 1 against 0")]:
+        (run / "model.pt").write_bytes(damage)
+        with pytest.raises(ValueError, match=words):
+            load_run(run)
+        refused(main, [*SMALL, "--out", run, "--resume"], words)
+    (run / "model.pt").unlink()
+    refused(main, [*SMALL, "--out", run, "--resume"], "model.pt is missing")
