@@ -206,7 +206,7 @@ class ReplTask:
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
     """
 
-    default_curriculum = "8:1,16:2,32:4,64:8"
+    default_curriculum = "2:1,8:1,16:2,32:4,64:8"
     default_lengths = "64:8,128:16,256:32"
 
     def __init__(self, group, commands="full"):
@@ -318,7 +318,7 @@ class WordTask:
     spacing is always 1. With commands="swap" the words are made of transpositions only.
     """
 
-    default_curriculum = "8:1,16:1,32:1,64:1"
+    default_curriculum = "2:1,8:1,16:1,32:1,64:1"
     default_lengths = "64:1,128:1,256:1"
 
     def __init__(self, group, commands="full"):

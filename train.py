@@ -2,15 +2,16 @@
 
 One loop for all models, both formats and all groups. Each step draws fresh traces; nothing is seen twice.
 Training walks through a curriculum of stages LENGTH:SPACING. A stage is left once the model answers more than
---advance of the reveals in 3 batches running; the last stage lasts --last-steps steps, in which the learning
-rates fall linearly to 0. A run that does not get through the earlier stages within --max-steps ends there.
+--advance of the reveals in 3 batches running; the last stage lasts --last-steps steps. A run that does not get
+through the earlier stages within --max-steps ends there.
 
-The model that is saved and evaluated is the mean of the weights over the last half of the last stage
-(stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407).
+The learning rates do not decay. The model that is saved and evaluated is instead the mean of the weights of all
+steps of the last stage (stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407). The single
+weights on the way are far worse: see README.
 
-The loss is the cross-entropy of every next token, plus --reveal-weight times that of the revealed values.
-Most tokens of a random program cannot be predicted (a full S5 command carries ln 120 = 4.8 nats); the extra
-weight spares the optimiser some of their noise. --reveal-weight 0 is plain next-token prediction.
+The loss is plain next-token prediction: the mean cross-entropy of every token. Most tokens of a random program
+cannot be predicted (a full S5 command carries ln 120 = 4.8 nats); --reveal-weight adds the cross-entropy of the
+revealed values alone, which spares the optimiser some of that noise.
 
 A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps), model.pt (weights
 and all that is needed to go on; replaced atomically). Batches are a function of (seed, step): a resumed run
@@ -64,13 +65,12 @@ def make_parser():
     add("--layers", type=int)
     add("--curriculum", help="stages LENGTH:SPACING,... (default: the format's own)")
     add("--advance", type=float, default=0.97, help="reveal accuracy that ends a stage")
-    add("--last-steps", type=positive, default=300, help="steps of the last stage")
+    add("--last-steps", type=positive, default=150, help="steps of the last stage")
     add("--max-steps", type=positive, default=1500, help="steps before the last stage, at most")
-    add("--batch", type=positive, default=32, help="traces per step")
-    add("--last-batch", type=positive, default=16, help="traces per step in the last stage")
+    add("--batch", type=positive, default=16, help="traces per step")
     add("--lr", type=positive_float, default=4e-3, help="peak learning rate of AdamW")
     add("--matrix-lr", type=positive_float, default=0.02, help="peak learning rate of Muon")
-    add("--reveal-weight", type=float, default=1.0, help="extra weight of revealed values in the loss")
+    add("--reveal-weight", type=float, default=0.0, help="extra weight of revealed values in the loss")
     add("--seed", type=int, default=0, help="of the initial weights and of all traces")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--out", help="run folder (default: runs/ and a name made of the options)")
@@ -202,14 +202,6 @@ def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
             "gradient_norm": gradient_norm.item()}
 
 
-def rate_factor(config, progress):
-    """The learning rates' common factor: linear warm-up, constant, linear to 0 over the last stage."""
-    factor = min(1.0, (progress["step"] + 1) / WARMUP)
-    if progress["stage"] == len(config["curriculum"]) - 1:
-        factor *= 1 - progress["stage_step"] / config["last_steps"]
-    return factor
-
-
 def advance(config, progress, accuracy):
     """Count the step just made, and move on to the next stage, or to the end, if it is time."""
     progress["step"] += 1
@@ -265,30 +257,25 @@ class Run:
         start = time.perf_counter()
         length, spacing = config["curriculum"][progress["stage"]]
         rng = stream(config["seed"], "train", progress["step"])
-        arrays = self.task.training_batch(self.traces_in_stage(progress["stage"]), length, spacing, rng)
+        arrays = self.task.training_batch(config["batch"], length, spacing, rng)
         batch = [torch.from_numpy(array).to(self.device).contiguous() for array in arrays]
-        factor = rate_factor(config, progress)
         for optimizer, rate in zip(self.optimizers, self.rates):
-            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.param_groups[0]["lr"] = rate * min(1.0, (progress["step"] + 1) / WARMUP)
         metrics = train_step(self.model, self.optimizers, *batch, config["reveal_weight"])
-        is_last = progress["stage"] == len(config["curriculum"]) - 1
-        if is_last and 2 * progress["stage_step"] >= config["last_steps"]:
+        if progress["stage"] == len(config["curriculum"]) - 1:
             self.average.update_parameters(self.model)
         advance(config, progress, metrics["reveal_accuracy"])
         seconds = time.perf_counter() - start
         progress["seconds"] += seconds
-        return {"step": progress["step"], "length": length, "spacing": spacing, **metrics, "rate_factor": factor,
+        return {"step": progress["step"], "length": length, "spacing": spacing, **metrics,
                 "tokens_per_second": batch[0].numel() / seconds, "seconds": progress["seconds"]}
-
-    def traces_in_stage(self, stage):
-        return self.config["last_batch" if stage == len(self.config["curriculum"]) - 1 else "batch"]
 
     def train(self, save_every, interrupted):
         """The loop: until the run is finished, or interrupted() says to stop. Saves at the end in both cases."""
         progress, stages = self.progress, self.config["curriculum"]
         steps = [TYPICAL_STAGE] * (len(stages) - 1) + [self.config["last_steps"]]
-        sizes = [self.task.training_batch(1, *stage, stream(0, "valid"))[0].size * self.traces_in_stage(i)
-                 for i, stage in enumerate(stages)]
+        sizes = [self.task.training_batch(1, *stage, stream(0, "valid"))[0].size * self.config["batch"]
+                 for stage in stages]
         bar = tqdm(initial=progress["step"], bar_format="{desc}: {n} steps in {elapsed}{postfix}")
         with open(self.folder / "log.jsonl", "a") as log, bar:
             while not progress["finished"] and not interrupted():
@@ -364,7 +351,7 @@ def main(argv=None):
     run.save() if checkpoint is None else run.restore(checkpoint)
     print(f"{config['model']} on {config['group']} ({config['format']}, {config['commands']}): "
           f"{sum(weight.numel() for weight in run.model.parameters()):,} parameters, {config['batch']} traces per "
-          f"step, {config['last_batch']} in the last stage, chance {run.task.chance:.3f}, device {device}, {torch.get_num_threads()} threads")
+          f"step, chance {run.task.chance:.3f}, device {device}, {torch.get_num_threads()} threads")
     print(f"curriculum {' '.join(f'({a},{b})' for a, b in config['curriculum'])}, run folder {folder}")
 
     signals = []  # those that arrived; the loop looks here between two steps

@@ -12,7 +12,7 @@ import pytest
 import torch
 import train
 from conftest import ROOT
-from train import Run, load_run, main, rate_factor
+from train import Run, load_run, main
 
 SMALL = ["--group", "S3", "--curriculum", "2:1,4:2", "--d-model", "8", "--heads", "2", "--batch", "4",
          "--advance", "-1", "--last-steps", "12", "--save-every", "4"]
@@ -78,8 +78,16 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path, quick):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path, quick, monkeypatch, refused):
-    """An infinite step ruins the weights of step 6; the loss of step 7 tells, and is not saved."""
-    monkeypatch.setattr(train, "rate_factor", lambda _, progress: math.inf if progress["step"] == 5 else 0.1)
+    """Weights ruined before step 7: its loss tells, and they are not saved."""
+    real_step, made = train.train_step, []
+
+    def ruin_then_step(model, *rest):
+        made.append(1)
+        if len(made) == 7:
+            model.head.weight.data.fill_(math.nan)
+        return real_step(model, *rest)
+
+    monkeypatch.setattr(train, "train_step", ruin_then_step)
     refused(main, [*SMALL, "--out", tmp_path / "run"], "loss is nan at step 7", "last good one", "--lr")
     assert torch.load(tmp_path / "run" / "model.pt", weights_only=True)["progress"]["step"] == 4
     assert all(w.isfinite().all() for w in weights(tmp_path / "run").values())
@@ -124,7 +132,6 @@ def test_a_stage_is_left_after_three_good_batches_and_the_last_by_count():
         stages.append(progress["stage"])
         train.advance(config, progress, accuracy)
     assert stages == [0] * 6 + [1, 1] and progress["finished"]
-    assert [rate_factor(config, {"step": 99, "stage": 1, "stage_step": s}) for s in (0, 1)] == [1.0, 0.5]
 
 
 def test_a_task_that_is_not_learned_ends_after_max_steps(tmp_path, quick, capsys):
@@ -165,3 +172,18 @@ def test_a_run_is_never_overwritten_or_mistaken_for_another(tmp_path, quick, ref
         refused(main, [*SMALL, "--out", run, "--resume"], words)
     (run / "model.pt").unlink()
     refused(main, [*SMALL, "--out", run, "--resume"], "model.pt is missing")
+
+
+def test_the_model_of_a_run_is_the_mean_of_the_weights_of_its_last_stage(tmp_path, quick, monkeypatch):
+    """All steps of the last stage count equally, and none of those before."""
+    seen, real_step = [], train.train_step
+
+    def remember(model, *rest):
+        metrics = real_step(model, *rest)
+        seen.append(model.head.weight.detach().clone())
+        return metrics
+
+    monkeypatch.setattr(train, "train_step", remember)
+    main([*SMALL, "--out", str(tmp_path)])
+    assert len(seen) == 15
+    assert (weights(tmp_path)["head.weight"] - torch.stack(seen[3:]).mean(0)).abs().max() < 1e-6
