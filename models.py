@@ -72,26 +72,20 @@ class DeltaBlock(nn.Module):
         super().__init__()
         self.heads, self.beta_max, self.householders = heads, beta_max, householders
         self.norm = nn.RMSNorm(d_model)
-        self.query = nn.Linear(d_model, d_model, bias=False)
-        self.key = nn.Linear(d_model, householders * d_model, bias=False)
-        self.value = nn.Linear(d_model, householders * d_model, bias=False)
-        self.beta = nn.Linear(d_model, householders * heads)
-        self.gamma = nn.Linear(d_model, householders * heads)
+        # One matrix for all that a token decides: q, then k and v of each write, then beta and gamma.
+        self.sizes = [(1 + householders) * d_model, householders * d_model, 2 * householders * heads]
+        self.project = nn.Linear(d_model, sum(self.sizes))
         self.out_norm = nn.RMSNorm(d_model // heads)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def inputs_of_scan(self, x):
         """q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]: what each head does at each token."""
-        batch, length, _ = x.shape
-        h = self.norm(x)
-        per_head = (batch, length, self.heads, -1)
-        per_write = (batch, length, self.heads, self.householders, -1)
-        q = F.normalize(self.query(h).view(per_head), dim=-1).transpose(1, 2)
-        k = F.normalize(self.key(h).view(per_write), dim=-1).transpose(1, 2)
-        gamma = F.hardsigmoid(self.gamma(h)).view(*per_write[:-1], 1)
-        v = (gamma * self.value(h).view(per_write)).transpose(1, 2)
-        beta = self.beta_max * F.hardsigmoid(self.beta(h)).view(per_head).transpose(1, 2)
-        return q, k, v, beta
+        qk, v, strengths = self.project(self.norm(x)).split(self.sizes, -1)
+        per_head = (self.heads, -1)
+        qk = F.normalize(qk.unflatten(-1, (1 + self.householders, *per_head)), dim=-1).permute(0, 3, 1, 2, 4)
+        v = v.unflatten(-1, (self.householders, *per_head)).permute(0, 3, 1, 2, 4)
+        beta, gamma = F.hardsigmoid(strengths).unflatten(-1, (2, self.householders, -1)).permute(2, 0, 4, 1, 3)
+        return qk[..., 0, :], qk[..., 1:, :], gamma.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
         q, k, v, beta = self.inputs_of_scan(x)

@@ -71,7 +71,7 @@ def test_every_step_has_its_eigenvalues_in_one_minus_beta_max_to_one():
     for beta_max in (0.0, 1.0, 2.0):
         block = DeltaBlock(8, 2, beta_max, 3)
         q, k, _, beta = block.inputs_of_scan(100 * torch.randn(2, 50, 8))
-        block.beta.weight.data *= 50
+        block.project.weight.data *= 50
         extreme = block.inputs_of_scan(torch.randn(2, 50, 8))[-1]
         assert q.norm(dim=-1).sub(1).abs().max() < 1e-5 and k.norm(dim=-1).sub(1).abs().max() < 1e-5
         assert beta.min() >= 0 and beta.max() <= beta_max
