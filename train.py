@@ -9,9 +9,9 @@ The learning rates do not decay. The model that is saved and evaluated is instea
 steps of the last stage (stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407). The single
 weights on the way are far worse: see README.
 
-The loss is plain next-token prediction: the mean cross-entropy of every token. Most tokens of a random program
-cannot be predicted (a full S5 command carries ln 120 = 4.8 nats); --reveal-weight adds the cross-entropy of the
-revealed values alone, which spares the optimiser some of that noise.
+The loss is the mean cross-entropy of every next token, plus --reveal-weight times that of the revealed values.
+Most tokens of a random program cannot be predicted (a full S5 command carries ln 120 = 4.8 nats); the extra
+weight spares the optimiser much of their noise. --reveal-weight 0 is plain next-token prediction, see README.
 
 A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps), model.pt (weights
 and all that is needed to go on; replaced atomically). Batches are a function of (seed, step): a resumed run
@@ -70,7 +70,7 @@ def make_parser():
     add("--batch", type=positive, default=16, help="traces per step")
     add("--lr", type=positive_float, default=4e-3, help="peak learning rate of AdamW")
     add("--matrix-lr", type=positive_float, default=0.02, help="peak learning rate of Muon")
-    add("--reveal-weight", type=float, default=0.0, help="extra weight of revealed values in the loss")
+    add("--reveal-weight", type=float, default=1.0, help="extra weight of revealed values in the loss")
     add("--seed", type=int, default=0, help="of the initial weights and of all traces")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--out", help="run folder (default: runs/ and a name made of the options)")
