@@ -31,6 +31,7 @@ from models import choose_device
 from train import load_run, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
+FORMATS = [".png", ".pdf", ".svg"]
 ROW_TOKENS = 2**18  # tokens in flight, over all traces of a batch, for a model that cannot be streamed
 
 
@@ -165,7 +166,7 @@ def plot(results, config, path):
     """Left: accuracy against length. Right: against the position of the reveal, for each length."""
     import matplotlib
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     trained = max(length for length, _ in config["curriculum"])
     blue, orange, grey = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito 2008
@@ -175,15 +176,15 @@ def plot(results, config, path):
     left.plot(lengths, [row["every"] for row in results], "s-", color=orange)
     left.fill_between(lengths, [row["every_low"] for row in results],
                       [row["every_high"] for row in results], color=orange, alpha=0.2, linewidth=0)
-    left.annotate("all reveals", (lengths[-1], results[-1]["all"]), (-4, 6), textcoords="offset points",
-                  color=blue, ha="right")
-    left.annotate("every reveal of a trace", (lengths[-1], results[-1]["every"]), (-4, -12),
-                  textcoords="offset points", color=orange, ha="right")
+    for key, label, colour, above in [("all", "all reveals", blue, True),
+                                      ("every", "every reveal of a trace", orange, results[-1]["every"] < 0.5)]:
+        left.annotate(label, (lengths[-1], results[-1][key]), (-8, 8 if above else -16),
+                      textcoords="offset points", color=colour, ha="right")
     left.axvline(trained, color=grey, linestyle=":")
-    left.annotate("longest training trace", (trained, 0.02), (3, 0), textcoords="offset points", rotation=90,
-                  color=grey)
+    left.annotate("longest training trace", (trained, 0.62), (4, 0), textcoords="offset points", rotation=90,
+                  color=grey, va="center")
     left.set_xscale("log", base=2)
-    left.set(xlabel="commands in the trace", ylabel="accuracy", ylim=(0, 1.02))
+    left.set(xlabel="commands in the trace", ylabel="accuracy", ylim=(0, 1.05))
     for row, shade in zip(results, np.linspace(0.35, 1, len(results))):
         ends = np.arange(1, len(row["by_position"]) + 1) * row["spacing"]
         right.plot(ends, row["by_position"], color=blue, alpha=shade)
@@ -191,6 +192,7 @@ def plot(results, config, path):
     right.set(xlabel="commands read before the reveal")
     right.set_xscale("log", base=2)
     for axes in (left, right):
+        axes.xaxis.set_major_formatter(ticker.ScalarFormatter())
         axes.axhline(results[0]["chance"], color=grey, linewidth=0.8)
         axes.annotate("chance", (axes.get_xlim()[0], results[0]["chance"]), (3, 3),
                       textcoords="offset points", color=grey)
@@ -198,8 +200,7 @@ def plot(results, config, path):
     figure.suptitle(f"{config['model']} on {config['group']}, trained to {trained} commands: "
                     f"{far['all']:.0%} of reveals right at {far['length']}")
     figure.tight_layout()
-    kind = Path(path).suffix.lstrip(".") or "png"
-    replace_file(Path(path), lambda side: figure.savefig(side, format=kind, dpi=150))
+    replace_file(Path(path), lambda side: figure.savefig(side, format=Path(path).suffix[1:], dpi=150))
     pyplot.close(figure)
 
 
@@ -217,6 +218,8 @@ def main(argv=None):
     try:
         if args.traces < 1 or args.seed < 0:
             raise ValueError(f"--traces must be at least 1 and --seed not negative; got {args.traces}, {args.seed}")
+        if args.plot and Path(args.plot).suffix not in FORMATS:
+            raise ValueError(f"--plot writes {', '.join(FORMATS)}; got {args.plot}")
         device = choose_device(args.device)
         config, task, model = load_run(args.run, device)
         lengths = parse_stages(args.lengths or task.default_lengths, task)

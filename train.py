@@ -15,7 +15,7 @@ weight spares the optimiser much of their noise. --reveal-weight 0 is plain next
 
 A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps), model.pt (weights
 and all that is needed to go on; replaced atomically). Batches are a function of (seed, step): a resumed run
-continues bit for bit, on the CPU.
+continues bit for bit, on the CPU with the same number of threads.
 
 Next: eval.py.
 """
@@ -44,7 +44,7 @@ from models import MODELS, build, choose_device, options_of
 WARMUP = 50  # steps over which the learning rates rise from 0
 STREAK = 3  # batches in a row that must pass --advance
 LOG_EVERY = 10  # steps
-TYPICAL_STAGE = 50  # steps, for the estimate of the time left
+TYPICAL_STAGE = 100  # steps, for the estimate of the time left
 
 # Options that do not change the result. All others are the run's config.
 OUTER_OPTIONS = ["device", "out", "resume", "save_every", "test_lengths", "traces", "record"]
@@ -59,7 +59,7 @@ def make_parser():
     add("--commands", default="full", choices=COMMANDS, help="whole elements, or transpositions")
     add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not")
     add("--householders", type=int, help="linrnn: steps per token, R")
-    add("--conv-width", type=int, help="linrnn: tokens that the local block sees")
+    add("--conv-width", type=int, help="linrnn: tokens that the local block sees (default for traces: n + 3)")
     add("--d-model", type=int, help="width (default for this and the next two: the model's own)")
     add("--heads", type=int)
     add("--layers", type=int)
@@ -105,6 +105,9 @@ def config_of(args):
             raise ValueError(f"--model {args.model} has no --{name.replace('_', '-')}")
         if value is not None:
             options[name] = value
+        elif name == "conv_width" and name in options and args.format == "repl":
+            # The local block must reach from the last right-hand name, over n names, to the `=`, and no less.
+            options[name] = Group(args.group).degree + 3
     return {**config, "options": options}
 
 
@@ -225,6 +228,8 @@ class Run:
         self.optimizers = make_optimizers(self.model, config)
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.average = AveragedModel(self.model)  # the mean of the weights given to it, one by one
+        self.tokens_per_step = [self.task.training_batch(1, *stage, stream(0, "valid"))[0].size * config["batch"]
+                                for stage in config["curriculum"]]
         self.progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0, "seconds": 0.0, "finished": False}
 
     @property
@@ -274,14 +279,12 @@ class Run:
         """The loop: until the run is finished, or interrupted() says to stop. Saves at the end in both cases."""
         progress, stages = self.progress, self.config["curriculum"]
         steps = [TYPICAL_STAGE] * (len(stages) - 1) + [self.config["last_steps"]]
-        sizes = [self.task.training_batch(1, *stage, stream(0, "valid"))[0].size * self.config["batch"]
-                 for stage in stages]
         bar = tqdm(initial=progress["step"], bar_format="{desc}: {n} steps in {elapsed}{postfix}")
         with open(self.folder / "log.jsonl", "a") as log, bar:
             while not progress["finished"] and not interrupted():
                 bar.set_description(f"stage {progress['stage'] + 1} of {len(stages)}", refresh=False)
                 row = self.make_step()
-                left = tokens_left(progress, steps, sizes) / row["tokens_per_second"]
+                left = tokens_left(progress, steps, self.tokens_per_step) / row["tokens_per_second"]
                 bar.set_postfix_str(f"({row['length']},{row['spacing']}) loss {row['loss']:.3f}, reveals right "
                                     f"{row['reveal_accuracy']:.0%}, {row['tokens_per_second']:,.0f} tokens/s, "
                                     f"about {left:.0f} s left", refresh=False)
@@ -350,9 +353,11 @@ def main(argv=None):
     run = Run(config, folder, device)
     run.save() if checkpoint is None else run.restore(checkpoint)
     print(f"{config['model']} on {config['group']} ({config['format']}, {config['commands']}): "
-          f"{sum(weight.numel() for weight in run.model.parameters()):,} parameters, {config['batch']} traces per "
-          f"step, chance {run.task.chance:.3f}, device {device}, {torch.get_num_threads()} threads")
-    print(f"curriculum {' '.join(f'({a},{b})' for a, b in config['curriculum'])}, run folder {folder}")
+          f"{sum(weight.numel() for weight in run.model.parameters()):,} parameters, chance {run.task.chance:.3f}, "
+          f"device {device}, {torch.get_num_threads()} threads, run folder {folder}")
+    print("curriculum, with tokens per step: " + ", ".join(
+        f"({length},{spacing}) {tokens:,}"
+        for (length, spacing), tokens in zip(config["curriculum"], run.tokens_per_step)))
 
     signals = []  # those that arrived; the loop looks here between two steps
     handlers = {number: signal.signal(number, lambda n, _: signals.append(n))

@@ -8,6 +8,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+torch.set_num_threads(1)  # the tensors of the tests are small: a second thread would mostly wait
 
 
 @pytest.fixture(autouse=True)

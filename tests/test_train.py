@@ -63,6 +63,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path, quick):
     """kill -9 loses at most the steps since the last checkpoint, and none of the result."""
     long = [*SMALL, "--last-steps", "60"]
     process = subprocess.Popen([sys.executable, "train.py", *long, "--out", str(tmp_path / "cut")], cwd=ROOT,
+                               env={**os.environ, "OMP_NUM_THREADS": "1"},  # as here: the bits depend on it
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (tmp_path / "cut" / "log.jsonl").exists() or not steps_logged(tmp_path / "cut"):
         assert process.poll() is None, "the run ended before it could be killed"
