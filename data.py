@@ -9,9 +9,10 @@
     b 3                               .         the 3 is the only token that tests the state
 
 Conventions, the same in every file
-    Permutations are arrays of 0-based positions. A command with right-hand side g sets new[i] = old[g[i]].
-    "First g, then h" turns the state s into s[g[h[i]]], so compose(g, h) = g[h], numpy-indexed.
-    Time runs left to right, and commands are composed in the order in which they are read.
+    Permutations are arrays of 0-based positions. A command with right-hand side g sets
+    new[i] = old[g[i]]. "First g, then h" turns the state s into s[g[h[i]]], so
+    compose(g, h) = g[h], numpy-indexed. Time runs left to right, and commands are composed in the
+    order in which they are read.
 
 Symbols
     n  degree: number of variables     L  length: number of commands in a trace
@@ -39,9 +40,9 @@ MAX_DEGREE = 26  # the variables are the letters a to z
 MAX_ENUMERATED = 1_000_000  # elements that .elements is willing to list (S9 fits, S10 does not)
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Groups, as permutations
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 def is_odd(perms):
     """True where a permutation is odd: its number of inversions (i < j, p[i] > p[j]) is odd.
@@ -82,34 +83,37 @@ class Group:
     Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral (order 2n), products like
     A4xZ5 (degree 4 + 5). Elements are numbered in lexicographic order; 0 is the identity.
 
-    Raises: ValueError for an unknown name, a degree over 26, or a listing of over a million elements.
+    Raises: ValueError for an unknown name, a degree over 26, or a listing of over a million
+    elements.
     """
 
-    ORDER = {"S": factorial, "A": lambda n: factorial(n) // 2, "Z": lambda n: n, "D": lambda n: 2 * n}
+    ORDER = {"S": factorial, "A": lambda n: factorial(n) // 2,
+             "Z": lambda n: n, "D": lambda n: 2 * n}
     SMALLEST = {"S": 2, "A": 3, "Z": 2, "D": 3}
 
     def __init__(self, name):
         factors = [re.fullmatch(r"([SAZD])([1-9]\d*)", part) for part in name.split("x")]
         if not all(factors):
-            raise ValueError(f"unknown group {name!r}: expected S<n>, A<n>, Z<n>, D<n> or a product "
-                             "such as A4xZ5, e.g. --group S5 (120 elements)")
+            raise ValueError(f"unknown group {name!r}: expected S<n>, A<n>, Z<n>, D<n> or a "
+                             "product such as A4xZ5, e.g. --group S5 (120 elements)")
         self.name = name
         self.factors = [(match[1], int(match[2])) for match in factors]
         self.degree = sum(n for _, n in self.factors)
         if self.degree > MAX_DEGREE:
-            raise ValueError(f"group {name} permutes {self.degree} points, but the variables are the "
-                             f"letters a to z: at most {MAX_DEGREE} points")
+            raise ValueError(f"group {name} permutes {self.degree} points, but the variables are "
+                             f"the letters a to z: at most {MAX_DEGREE} points")
         for kind, n in self.factors:
             if n < self.SMALLEST[kind]:
-                raise ValueError(f"{kind}{n} is too small: {kind}<n> needs n >= {self.SMALLEST[kind]}")
+                raise ValueError(f"{kind}{n} is too small: {kind}<n> needs "
+                                 f"n >= {self.SMALLEST[kind]}")
         self.order = prod(self.ORDER[kind](n) for kind, n in self.factors)
 
     @cached_property
     def elements(self):
         """All elements in lexicographic order: [order, degree]."""
         if self.order > MAX_ENUMERATED:
-            raise ValueError(f"group {self.name} has {self.order:,} elements; listing them is refused "
-                             f"above {MAX_ENUMERATED:,} (traces can still be drawn)")
+            raise ValueError(f"group {self.name} has {self.order:,} elements; listing them is "
+                             f"refused above {MAX_ENUMERATED:,} (traces can still be drawn)")
         listed, offset = np.zeros((1, 0), int), 0
         for kind, n in self.factors:
             block = list_factor(kind, n) + offset
@@ -130,7 +134,8 @@ class Group:
         return np.searchsorted(self._sorted_keys, self._keys(perms))
 
     def compose(self, g, h):
-        """First g, then h: the element i -> g[h[i]]. Element numbers, of any shapes that broadcast."""
+        """First g, then h: the element i -> g[h[i]]. Element numbers, of any shapes that broadcast.
+        """
         g, h = np.broadcast_arrays(g, h)
         return self.index(np.take_along_axis(self.elements[g], self.elements[h], -1))
 
@@ -138,8 +143,8 @@ class Group:
     def transpositions(self):
         """The exchanges of two points, i < j, that generate a product of S<n>: [count, degree]."""
         if any(kind != "S" for kind, _ in self.factors):
-            raise ValueError(f"swap commands need a group generated by its transpositions: S<n> or a "
-                             f"product such as S3xS4, not {self.name}")
+            raise ValueError(f"swap commands need a group generated by its transpositions: S<n> or "
+                             f"a product such as S3xS4, not {self.name}")
         swaps, offset = [], 0
         for _, n in self.factors:
             for i, j in itertools.combinations(range(offset, offset + n), 2):
@@ -150,7 +155,8 @@ class Group:
 
     @property
     def chance(self):
-        """Accuracy of guessing one variable's value with no idea of the state: mean of 1/|orbit|."""
+        """Accuracy of guessing one variable's value with no idea of the state: mean of 1/|orbit|.
+        """
         return len(self.factors) / self.degree  # each factor is transitive on its own points
 
     @staticmethod
@@ -181,8 +187,8 @@ def run_commands(commands, state=None):
 def check_length(length, spacing):
     """Raises: ValueError unless the length is a positive multiple of the spacing."""
     if length < 1 or spacing < 1 or length % spacing:
-        raise ValueError(f"the length must be a positive multiple of the spacing, so that a trace ends on "
-                         f"a reveal; got length {length}, spacing {spacing}, e.g. 64:8")
+        raise ValueError(f"the length must be a positive multiple of the spacing, so that a trace "
+                         f"ends on a reveal; got length {length}, spacing {spacing}, e.g. 64:8")
 
 
 COMMANDS = ["full", "swap"]  # a whole group element per command, or one transposition
@@ -195,9 +201,9 @@ def draw_commands(group, commands, shape, rng):
     return group.transpositions[rng.integers(len(group.transpositions), size=shape)]
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The task as REPL traces
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 class ReplTask:
     """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
@@ -222,7 +228,8 @@ class ReplTask:
         self._comma_name = np.array([self._id[f", {name}"] for name in names])
         self.value_tokens = np.array([self._id[value] for value in values])
         # Longest symbol first, so that `print('` is not read as the variable p, nor 12 as 1, 2.
-        self._lexer = re.compile("|".join(map(re.escape, sorted(self.vocab, key=len, reverse=True))))
+        longest_first = sorted(self.vocab, key=len, reverse=True)
+        self._lexer = re.compile("|".join(map(re.escape, longest_first)))
 
     @property
     def chance(self):
@@ -231,7 +238,10 @@ class ReplTask:
     check = staticmethod(check_length)
 
     def encode(self, text):
-        """Token ids of a trace: decode(encode(text)) == text. Raises ValueError at an unknown symbol."""
+        """Token ids of a trace: decode(encode(text)) == text.
+
+        Raises ValueError at an unknown symbol.
+        """
         ids, at = [], 0
         while at < len(text):
             match = self._lexer.match(text, at)
@@ -247,8 +257,9 @@ class ReplTask:
         return "".join(self.vocab[i] for i in ids)
 
     def sample(self, batch, length, spacing, rng):
-        """Random traces. Shapes: tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
+        """Random traces.
 
+        Shapes: tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
         Raises: ValueError if L is not a positive multiple of S.
         """
         self.check(length, spacing)
@@ -267,7 +278,8 @@ class ReplTask:
         lines = self.command_tokens(commands).reshape(batch, count, -1)
         body = np.concatenate([lines, self.reveal_tokens(asked, answers)], -1)
         is_answer = np.zeros(body.shape, bool)
-        is_answer[..., -2] = True  # `b 3`: the value is the last token but one, ahead of the newline
+        # `b 3`: the value is the last token but one, ahead of the newline
+        is_answer[..., -2] = True
         start = np.tile(self.start_tokens(), (batch, 1))
         tokens = np.hstack([start, body.reshape(batch, -1)])
         reveals = np.hstack([np.zeros_like(start, bool), is_answer.reshape(batch, -1)])
@@ -275,7 +287,8 @@ class ReplTask:
 
     def start_tokens(self):
         """`>>> a = 1` and so on, a line for each variable: [5n]."""
-        return self._line(self._name.shape, ">>> ", self._name, " = ", self.value_tokens, "\n").reshape(-1)
+        lines = self._line(self._name.shape, ">>> ", self._name, " = ", self.value_tokens, "\n")
+        return lines.reshape(-1)
 
     def command_tokens(self, commands):
         """`>>> a, b, c = c, a, b`: [..., n] -> [..., 2n + 3], or [..., 7] for swaps."""
@@ -293,8 +306,8 @@ class ReplTask:
     def reveal_tokens(self, asked, answers):
         """`>>> print('b', b)` and its output `b 3`: [...], [...] -> [..., 11]."""
         name = self._name[asked]
-        return self._line(asked.shape, ">>> ", "print('", name, "'", self._comma_name[asked], ")", "\n",
-                          name, " ", self.value_tokens[answers], "\n")
+        return self._line(asked.shape, ">>> ", "print('", name, "'", self._comma_name[asked], ")",
+                          "\n", name, " ", self.value_tokens[answers], "\n")
 
     def _line(self, shape, *parts):
         """Side by side, one token each: symbols, and arrays of ids [*shape] -> [*shape, parts]."""
@@ -302,17 +315,20 @@ class ReplTask:
                          for part in parts], -1)
 
     def training_batch(self, batch, length, spacing, rng):
-        """inputs, targets (the next token), reveals (the targets that are revealed values): [B, T-1]."""
+        """inputs, targets (the next token), reveals (the targets that are revealed
+        values): [B, T-1].
+        """
         tokens, reveals = self.sample(batch, length, spacing, rng)
         return tokens[:, :-1], tokens[:, 1:], reveals[:, 1:]
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The same task as words over the group
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 class WordTask:
-    """One token per group element; the label at t is the product of the first t (Merrill et al. 2024).
+    """One token per group element; the label at t is the product of the first t
+    (Merrill et al. 2024).
 
     A sequence-to-sequence task, not next-token prediction. Every position is revealed, so the
     spacing is always 1. With commands="swap" the words are made of transpositions only.
@@ -335,7 +351,8 @@ class WordTask:
     def check(length, spacing):
         """Raises: ValueError unless the spacing is 1 and the length positive."""
         if spacing != 1:
-            raise ValueError(f"a word reveals the state at every token: its spacing must be 1, got {spacing}")
+            raise ValueError(f"a word reveals the state at every token: its spacing must be 1, "
+                             f"got {spacing}")
         check_length(length, spacing)
 
     def training_batch(self, batch, length, spacing, rng):
@@ -366,17 +383,19 @@ def stream(seed, purpose, *key):
     """A generator of its own for each (seed, purpose, key): training step, test length and spacing.
 
     Streams with different arguments are statistically independent (numpy's SeedSequence), and none
-    depends on how much was drawn from another: any batch can be made again without the ones before it.
+    depends on how much was drawn from another: any batch can be made again without the ones
+    before it.
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(STREAMS[purpose], *key)))
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # To see before reading: python data.py
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Print a sample trace, its tokens, and the states.")
+    description = "Print a sample trace, its tokens, and the states."
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--group", default="S5", help="S<n>, A<n>, Z<n>, D<n> or a product (A4xZ5)")
     parser.add_argument("--commands", default="full", choices=COMMANDS)
     parser.add_argument("--length", type=int, default=4, help="number of commands")

@@ -5,14 +5,14 @@ For each (length L, spacing S), on fresh traces that no training run ever sees:
     all      accuracy over all reveals
     final    accuracy at the last reveal of each trace, after all L commands
     every    fraction of traces in which EVERY reveal is right, with its 95% Wilson interval
-The model reads the whole true trace (teacher forcing) and is asked for the revealed values only. An earlier
-reveal tells it one variable, as it does in training; `final` of a model that lost the state is therefore
-above chance at a small spacing.
+The model reads the whole true trace (teacher forcing) and is asked for the revealed values only. An
+earlier reveal tells it one variable, as it does in training; `final` of a model that lost the state
+is therefore above chance at a small spacing.
 
 Recurrent models are streamed, piece by piece, in memory that does not depend on L.
 
---exhaustive is a certificate: from each state of the group, each command, then each variable is printed;
-all answers are compared with the group's own table.
+--exhaustive is a certificate: from each state of the group, each command, then each variable is
+printed; all answers are compared with the group's own table.
 
 Next: analysis.ipynb.
 """
@@ -32,7 +32,8 @@ from train import load_run, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
 FORMATS = [".png", ".pdf", ".svg"]
-ROW_TOKENS = 2**18  # tokens in flight, over all traces of a batch, for a model that cannot be streamed
+# Tokens in flight, over all traces of a batch, for a model that cannot be streamed.
+ROW_TOKENS = 2**18
 
 
 @torch.no_grad()
@@ -66,7 +67,8 @@ def wilson(hits, total, z=1.96):
 
 
 def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
-    """Accuracy on `traces` fresh traces, a pure function of (task, length, spacing, traces, seed)."""
+    """Accuracy on `traces` fresh traces, a pure function
+    of (task, length, spacing, traces, seed)."""
     rng = stream(seed, "test", length, spacing)
     inputs, targets, reveals = task.training_batch(traces, length, spacing, rng)
     right = right_answers(model, inputs, targets, reveals, device, f"({length},{spacing})")
@@ -81,28 +83,32 @@ def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
 def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu"):
     """The table of this file's header, then the accuracy by reveal position at (128, 16)."""
     results = []
-    print(f"\n{'(L,S)':>10} {'chance':>7} {'all':>7} {'final':>7} {'every':>7}  95% interval    reveals")
+    print(f"\n{'(L,S)':>10} {'chance':>7} {'all':>7} {'final':>7} {'every':>7}  "
+          "95% interval    reveals")
     for length, spacing in lengths:
         row = evaluate(model, task, length, spacing, traces, seed, device)
         results.append(row)
-        print(f"{f'({length},{spacing})':>10} {row['chance']:7.1%} {row['all']:7.2%} {row['final']:7.2%} "
-              f"{row['every']:7.1%}  {row['every_low']:.1%} - {row['every_high']:.1%}"
-              f"{row['reveals']:>10,}")
+        print(f"{f'({length},{spacing})':>10} {row['chance']:7.1%} {row['all']:7.2%} "
+              f"{row['final']:7.2%} {row['every']:7.1%}  "
+              f"{row['every_low']:.1%} - {row['every_high']:.1%}{row['reveals']:>10,}")
     print("accuracy by reveal position:")
     for row in results:
         shown = row["by_position"][::max(1, len(row["by_position"]) // 8)]
-        print(f"{'({length},{spacing})'.format(**row):>10} " + " ".join(f"{share:7.1%}" for share in shown))
+        print(f"{'({length},{spacing})'.format(**row):>10} " +
+              " ".join(f"{share:7.1%}" for share in shown))
     return results
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The certificate
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 def shortest_words(group, alphabet):
-    """For each element that the alphabet can reach, a shortest word for it: {number: list of commands}.
+    """For each element that the alphabet can reach, a shortest word for it:
+    {number: list of commands}.
 
-    Breadth first, so that each word extends a shorter one by one command. The identity has the empty word.
+    Breadth first, so that each word extends a shorter one by one command. The identity has the
+    empty word.
     """
     numbers = group.index(alphabet)
     words, frontier = {0: []}, [0]
@@ -120,8 +126,9 @@ def shortest_words(group, alphabet):
 def exhaustive(model, task, device="cpu"):
     """Every command from every state, each variable read out in a trace of its own.
 
-    Returns (pairs, failures): the number of (state, command) pairs, and for each pair in which a variable was
-    wrong (state, command, expected values, answers). The expected values are those of Group.compose.
+    Returns (pairs, failures): the number of (state, command) pairs, and for each pair in which a
+    variable was wrong (state, command, expected values, answers). The expected values are those of
+    Group.compose.
     """
     group, n = task.group, task.group.degree
     alphabet = group.elements if task.commands == "full" else group.transpositions
@@ -132,7 +139,8 @@ def exhaustive(model, task, device="cpu"):
         for state in tqdm(states, desc=f"states {size} commands away", leave=False):
             past = np.array(words[state], int).reshape(size, n)
             lines = np.stack([np.vstack([past, command]) for command in alphabet])
-            tokens, _ = task.write(lines.repeat(n, 0), np.tile(np.arange(n), len(alphabet))[:, None])
+            tokens, _ = task.write(lines.repeat(n, 0),
+                                   np.tile(np.arange(n), len(alphabet))[:, None])
             given = torch.from_numpy(tokens[:, :-2]).to(device)  # up to `b `: the value comes next
             answers = predict(model, given)[:, -1].cpu().numpy().reshape(len(alphabet), n)
             expected = group.elements[group.compose(state, group.index(alphabet))]
@@ -144,11 +152,13 @@ def exhaustive(model, task, device="cpu"):
 
 
 def print_certificate(pairs, failures, task, shown=20):
-    """The count of right pairs, and the first failures, in the notation of the traces (values from 1)."""
+    """The count of right pairs, and the first failures,
+    in the notation of the traces (values from 1)."""
     print(f"\nexhaustive: {pairs - len(failures):,} of {pairs:,} (state, command) pairs right, "
           f"{task.group.degree} variables each")
     for state, command, expected, answers in failures[:shown]:
-        print(f"  state {spaced(state + 1)}, command {spaced(command + 1)}: expected {spaced(expected + 1)}, "
+        print(f"  state {spaced(state + 1)}, command {spaced(command + 1)}: "
+              f"expected {spaced(expected + 1)}, "
               f"got {spaced(task.vocab[token] for token in answers)}")
     if len(failures) > shown:
         print(f"  and {len(failures) - shown:,} more")
@@ -158,9 +168,9 @@ def spaced(values):
     return " ".join(map(str, values))
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The figure and the command line
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 def plot(results, config, path):
     """Left: accuracy against length. Right: against the position of the reveal, for each length."""
@@ -177,12 +187,13 @@ def plot(results, config, path):
     left.fill_between(lengths, [row["every_low"] for row in results],
                       [row["every_high"] for row in results], color=orange, alpha=0.2, linewidth=0)
     for key, label, colour, above in [("all", "all reveals", blue, True),
-                                      ("every", "every reveal of a trace", orange, results[-1]["every"] < 0.5)]:
+                                      ("every", "every reveal of a trace", orange,
+                                       results[-1]["every"] < 0.5)]:
         left.annotate(label, (lengths[-1], results[-1][key]), (-8, 8 if above else -16),
                       textcoords="offset points", color=colour, ha="right")
     left.axvline(trained, color=grey, linestyle=":")
-    left.annotate("longest training trace", (trained, 0.62), (4, 0), textcoords="offset points", rotation=90,
-                  color=grey, va="center")
+    left.annotate("longest training trace", (trained, 0.62), (4, 0),
+                  textcoords="offset points", rotation=90, color=grey, va="center")
     left.set_xscale("log", base=2)
     left.set(xlabel="commands in the trace", ylabel="accuracy", ylim=(0, 1.05))
     for row, shade in zip(results, np.linspace(0.35, 1, len(results))):
@@ -200,7 +211,8 @@ def plot(results, config, path):
     figure.suptitle(f"{config['model']} on {config['group']}, trained to {trained} commands: "
                     f"{far['all']:.0%} of reveals right at {far['length']}")
     figure.tight_layout()
-    replace_file(Path(path), lambda side: figure.savefig(side, format=Path(path).suffix[1:], dpi=150))
+    replace_file(Path(path), lambda side: figure.savefig(
+        side, format=Path(path).suffix[1:], dpi=150))
     pyplot.close(figure)
 
 
@@ -209,15 +221,18 @@ def main(argv=None):
     parser.add_argument("run", help="a run folder, made by train.py")
     parser.add_argument("--lengths", help="LENGTH:SPACING,... (default 64:8,128:16,256:32)")
     parser.add_argument("--traces", type=int, default=256, help="fresh traces for each length")
-    parser.add_argument("--seed", type=int, default=0, help="of the traces; any seed is disjoint from training")
+    parser.add_argument("--seed", type=int, default=0,
+                        help="of the traces; any seed is disjoint from training")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
     parser.add_argument("--exhaustive", action="store_true", help="every command from every state")
     parser.add_argument("--plot", metavar="FILE", help="write the figure (.png, .pdf, .svg)")
-    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON line at the end")
+    parser.add_argument("--json", action="store_true",
+                        help="print the numbers as one JSON line at the end")
     args = parser.parse_args(argv)
     try:
         if args.traces < 1 or args.seed < 0:
-            raise ValueError(f"--traces must be at least 1 and --seed not negative; got {args.traces}, {args.seed}")
+            raise ValueError("--traces must be at least 1 and --seed not negative; "
+                             f"got {args.traces}, {args.seed}")
         if args.plot and Path(args.plot).suffix not in FORMATS:
             raise ValueError(f"--plot writes {', '.join(FORMATS)}; got {args.plot}")
         device = choose_device(args.device)
@@ -226,7 +241,8 @@ def main(argv=None):
         results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
         numbers = {"config": config, "results": results}
         if args.exhaustive and config["format"] != "repl":
-            raise ValueError("--exhaustive reads variables out of REPL traces; this run was trained on words")
+            raise ValueError("--exhaustive reads variables out of REPL traces; "
+                             "this run was trained on words")
         if args.exhaustive:
             pairs, failures = exhaustive(model, task, device)
             print_certificate(pairs, failures, task)

@@ -1,13 +1,14 @@
 """Which architectures can learn to track state?  Three language models behind one interface.
 
-    model(tokens [B, T]) -> logits [B, T, vocabulary]        causal: logits at t depend on tokens <= t
-    model.stream(tokens, state=None) -> (logits, state)      the same in pieces, in constant memory
-                                                             (the recurrent models; a Transformer has none)
+    model(tokens [B, T]) -> logits [B, T, vocabulary]    causal: logits at t depend on tokens <= t
+    model.stream(tokens, state=None) -> (logits, state)  the same in pieces, in constant memory (the
+                                                         recurrent models; a Transformer has none)
 
-Symbols: B batch, T tokens, H heads, K key and value width of a head, R writes per token, D model width.
+Symbols: B batch, T tokens, H heads, K key and value width of a head,
+R writes per token, D model width.
 
-All three share the embedding, the final norm, the output head, the loss and the training loop, and have
-comparable parameter counts at their default sizes. Pre-norm residual blocks throughout:
+All three share the embedding, the final norm, the output head, the loss and the training loop, and
+have comparable parameter counts at their default sizes. Pre-norm residual blocks throughout:
     linrnn       a local block, then DeltaNet blocks      (the model the project is about)
     transformer  attention blocks with rotary positions
     lstm         torch's own LSTM
@@ -16,10 +17,10 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 2411.12537); several writes, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
 (arXiv 2104.09864).
 
-Deviations from DeltaNet as usually built, each measured (README, "What was tried"): no SiLU on q, k, v (it
-makes keys positive, and an exchange needs a negative entry); hard sigmoids, so that beta = 0 and beta = 2
-are reached and not merely approached; one wide convolution ahead of one DeltaNet layer in place of a
-short one inside each layer.
+Deviations from DeltaNet as usually built, each measured (README, "What was tried"): no SiLU on
+q, k, v (it makes keys positive, and an exchange needs a negative entry); hard sigmoids, so that
+beta = 0 and beta = 2 are reached and not merely approached; one wide convolution ahead of one
+DeltaNet layer in place of a short one inside each layer.
 
 Does NOT include: dropout, decay gates, key-value caches, weight tying.
 
@@ -37,11 +38,12 @@ from scan import delta_product, delta_rule_chunked
 
 
 class LocalBlock(nn.Module):
-    """Mixes each token with the conv_width - 1 before it, so that a key can depend on the place in a line.
+    """Mixes each token with the conv_width - 1 before it, so that a key can depend on the place in
+    a line.
 
-    x + W gelu(conv(norm(x))). The right-hand name of a full command stands up to 2n + 1 tokens after the
-    prompt, but only n after the `=`: a width over n + 1 suffices. State: the last conv_width - 1 inputs
-    of the convolution, [B, conv_width - 1, D].
+    x + W gelu(conv(norm(x))). The right-hand name of a full command stands up to 2n + 1 tokens
+    after the prompt, but only n after the `=`: a width over n + 1 suffices. State: the last
+    conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 
     def __init__(self, d_model, conv_width):
@@ -61,36 +63,45 @@ class LocalBlock(nn.Module):
 
 
 class DeltaBlock(nn.Module):
-    """The delta rule, H heads side by side: S <- (I - beta k k^T) S + beta k (gamma v)^T, then o = S^T q.
+    """The delta rule, H heads side by side: S <- (I - beta k k^T) S + beta k (gamma v)^T, then
+    o = S^T q.
 
-    |q| = |k| = 1 and beta = beta_max hardsigmoid(.), so every step has its eigenvalues in [1 - beta_max, 1].
-    The write strength gamma = hardsigmoid(.) is apart from beta, since a reflection needs beta = 2 and should
-    write nothing. With householders R > 1 a token makes R such steps. State: S, [B, H, K, K].
+    |q| = |k| = 1 and beta = beta_max hardsigmoid(.), so every step has its eigenvalues in
+    [1 - beta_max, 1]. The write strength gamma = hardsigmoid(.) is apart from beta, since a
+    reflection needs beta = 2 and should write nothing. With householders R > 1 a token makes R such
+    steps. State: S, [B, H, K, K].
     """
 
     def __init__(self, d_model, heads, beta_max, householders):
         super().__init__()
         self.heads, self.beta_max, self.householders = heads, beta_max, householders
         self.norm = nn.RMSNorm(d_model)
-        # One matrix for all that a token decides: q, then k and v of each write, then beta and gamma.
-        self.sizes = [(1 + householders) * d_model, householders * d_model, 2 * householders * heads]
+        # One matrix for all that a token decides: q, then k and v of each write,
+        # then beta and gamma.
+        self.sizes = [(1 + householders) * d_model, householders * d_model,
+                      2 * householders * heads]
         self.project = nn.Linear(d_model, sum(self.sizes))
         self.out_norm = nn.RMSNorm(d_model // heads)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def inputs_of_scan(self, x):
-        """q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]: what each head does at each token."""
+        """q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]: what each head does at each
+        token.
+        """
         qk, v, strengths = self.project(self.norm(x)).split(self.sizes, -1)
         per_head = (self.heads, -1)
-        qk = F.normalize(qk.unflatten(-1, (1 + self.householders, *per_head)), dim=-1).permute(0, 3, 1, 2, 4)
+        qk = F.normalize(qk.unflatten(-1, (1 + self.householders, *per_head)), dim=-1)
+        qk = qk.permute(0, 3, 1, 2, 4)
         v = v.unflatten(-1, (self.householders, *per_head)).permute(0, 3, 1, 2, 4)
-        beta, gamma = F.hardsigmoid(strengths).unflatten(-1, (2, self.householders, -1)).permute(2, 0, 4, 1, 3)
+        strengths = F.hardsigmoid(strengths).unflatten(-1, (2, self.householders, -1))
+        beta, gamma = strengths.permute(2, 0, 4, 1, 3)
         return qk[..., 0, :], qk[..., 1:, :], gamma.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
         q, k, v, beta = self.inputs_of_scan(x)
         if self.householders == 1:
-            out, state = delta_rule_chunked(q, k.squeeze(-2), v.squeeze(-2), beta.squeeze(-1), state)
+            out, state = delta_rule_chunked(q, k.squeeze(-2), v.squeeze(-2),
+                                            beta.squeeze(-1), state)
         else:
             out, state = delta_product(q, k, v, beta, state)
         return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
@@ -130,7 +141,8 @@ class AttentionBlock(nn.Module):
 def rotate(x):
     """Rotary positions: turns the pair (x_j, x_{j + K/2}) at token t by the angle t 10000^(-2j/K).
 
-    So that q_t . k_s depends on t - s only. Shapes: x [..., T, K], K even. Source: Su et al. 2021, 3.2.
+    So that q_t . k_s depends on t - s only. Shapes: x [..., T, K], K even.
+    Source: Su et al. 2021, 3.2.
     """
     length, width = x.shape[-2:]
     rates = 10000.0 ** (-torch.arange(0, width, 2, device=x.device) / width)
@@ -146,8 +158,8 @@ class LanguageModel(nn.Module):
     def __init__(self, vocab_size, d_model, layers):
         super().__init__()
         if vocab_size < 1 or d_model < 1 or layers < 1:
-            raise ValueError(f"vocab_size, d_model and layers must be at least 1; got {vocab_size}, {d_model}, "
-                             f"{layers}")
+            raise ValueError(f"vocab_size, d_model and layers must be at least 1; got "
+                             f"{vocab_size}, {d_model}, {layers}")
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.norm = nn.RMSNorm(d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
@@ -156,23 +168,27 @@ class LanguageModel(nn.Module):
 class LinRNN(LanguageModel):
     """A local block, then `layers` times a DeltaNet block and an MLP.
 
-    beta_max in [0, 2]: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in [0, 1].
-    conv_width = 1 removes the mixing of neighbouring tokens. Raises: ValueError outside those ranges.
+    beta_max in [0, 2]: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in
+    [0, 1]. conv_width = 1 removes the mixing of neighbouring tokens. Raises: ValueError outside
+    those ranges.
     """
 
-    def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1, conv_width=8):
+    def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
+                 conv_width=8):
         super().__init__(vocab_size, d_model, layers)
         check_heads(d_model, heads)
         if not 0 <= beta_max <= 2:
             raise ValueError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
         if min(householders, conv_width) < 1:
-            raise ValueError(f"householders and conv_width must be at least 1; got {householders}, {conv_width}")
+            raise ValueError(f"householders and conv_width must be at least 1; got "
+                             f"{householders}, {conv_width}")
         self.blocks = nn.ModuleList([LocalBlock(d_model, conv_width)])
         for _ in range(layers):
             self.blocks += [DeltaBlock(d_model, heads, beta_max, householders), MLP(d_model, 2)]
 
     def stream(self, tokens, state=None):
-        """Logits, and the state to go on from. state: one entry per block with a memory, or None."""
+        """Logits, and the state to go on from. state: one entry per block with a memory, or None.
+        """
         x = self.embedding(tokens)
         old = iter(state) if state is not None else itertools.repeat(None)
         new = []
@@ -195,10 +211,10 @@ class Transformer(LanguageModel):
         super().__init__(vocab_size, d_model, layers)
         check_heads(d_model, heads)
         if d_model // heads % 2:
-            raise ValueError(f"rotary positions turn pairs: the head width d_model / heads must be even; "
-                             f"got {d_model} / {heads}")
-        self.blocks = nn.Sequential(*[block for _ in range(layers)
-                                      for block in (AttentionBlock(d_model, heads), MLP(d_model, 4))])
+            raise ValueError(f"rotary positions turn pairs: the head width d_model / heads must be "
+                             f"even; got {d_model} / {heads}")
+        self.blocks = nn.Sequential(*[block for _ in range(layers) for block in
+                                      (AttentionBlock(d_model, heads), MLP(d_model, 4))])
 
     def forward(self, tokens):
         return self.head(self.norm(self.blocks(self.embedding(tokens))))
@@ -240,13 +256,15 @@ def build(name, vocab_size, **options):
         raise ValueError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}")
     unknown = sorted(set(options) - set(options_of(name)))
     if unknown:
-        raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(options_of(name))}")
+        raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes "
+                         f"{', '.join(options_of(name))}")
     return MODELS[name](vocab_size, **options)
 
 
 def choose_device(name):
     """The torch device of that name; auto takes cuda, then mps, then cpu. Raises: ValueError."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(),
+             "cpu": True}
     there = [kind for kind in there if there[kind]]
     if name != "auto" and name not in there:
         raise ValueError(f"--device {name} is not there; this machine has {', '.join(there)}")

@@ -5,7 +5,8 @@ Conventions, the same in every file
     A step multiplies S on the LEFT; a read is S^T q. Time runs left to right, so the product of the
     steps 1..t is A_t ... A_2 A_1, the later factor on the left ("first g, then h").
 
-Symbols (capital letters are sizes; the last axes of a tensor are in its name, leading axes are free)
+Symbols (capital letters are sizes; the last axes of a tensor are in its name,
+leading axes are free)
     B  batch     K  key width       C  positions in one chunk
     T  tokens    V  value width     N  chunks, ceil(T / C)
     H  heads     R  writes per token
@@ -18,13 +19,15 @@ Symbols (capital letters are sizes; the last axes of a tensor are in its name, l
     D = U - W S_0    U - W S^T           -
 
 Sources
-    [1] Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174: the delta rule as a linear-attention layer.
+    [1] Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174: the delta rule as a linear-attention
+        layer.
     [2] Yang, Wang, Zhang, Shen, Kim 2024, arXiv 2406.06484: chunks, and the WY form of the product.
-    [3] Grazzi, Siems, Zela, Franke, Hutter, Pontil 2025, arXiv 2411.12537: beta up to 2, eigenvalue -1.
+    [3] Grazzi, Siems, Zela, Franke, Hutter, Pontil 2025, arXiv 2411.12537: beta up to 2,
+        eigenvalue -1.
     [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: R writes per token.
 
-Does NOT include: decay gates, kernels for a particular device, hidden scales or normalisations. What
-is passed in is what is used.
+Does NOT include: decay gates, kernels for a particular device, hidden scales or normalisations.
+What is passed in is what is used.
 
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
@@ -35,9 +38,9 @@ import time
 import torch
 import torch.nn.functional as F
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 1. A toy: the swap machine
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 #
 # Let the rows of S be memory slots. One step of the delta rule with |k| = 1 and nothing to write,
 #
@@ -46,16 +49,18 @@ import torch.nn.functional as F
 # has eigenvalue 1 - beta along k and 1 on everything orthogonal to it. So beta = 0 does nothing,
 # beta = 1 erases the direction k, and beta = 2 REFLECTS: it turns k into -k. Now take
 # k = (e_i - e_j) / sqrt 2. The reflection sends e_i - e_j to its negative and keeps e_i + e_j: it
-# EXCHANGES the slots i and j. With beta <= 1 every eigenvalue lies in [0, 1]; no exchange exists [3].
+# EXCHANGES the slots i and j. With beta <= 1 every eigenvalue lies in [0, 1]; no exchange
+# exists [3].
 #
-# A permutation is a product of exchanges, but a program spells it token by token, and there is no time
-# to find its cycles. With a spare slot x' for each variable x no search is needed:
+# A permutation is a product of exchanges, but a program spells it token by token, and there is no
+# time to find its cycles. With a spare slot x' for each variable x no search is needed:
 #
 #     a, b, c = c, a, b        at each left-hand name x:             exchange x   and x'
 #                              at the i-th right-hand name y:        exchange x_i and y'
 #
-# The left-hand names move all values out of the way; each right-hand name fetches one back. Every key
-# depends on the token and its place in the line only: a linear recurrence can do it, exactly, for ever.
+# The left-hand names move all values out of the way; each right-hand name fetches one back. Every
+# key depends on the token and its place in the line only: a linear recurrence can do it, exactly,
+# for ever.
 
 
 def exchange_key(i, j, slots):
@@ -67,8 +72,8 @@ def exchange_key(i, j, slots):
 
 
 def swap_machine_keys(commands):
-    """The 2n reflections that execute `x_0, x_1, ... = x_g[0], x_g[1], ...`, with slots 0..n-1 for the
-    variables and n..2n-1 for their spares.
+    """The 2n reflections that execute `x_0, x_1, ... = x_g[0], x_g[1], ...`, with slots 0..n-1 for
+    the variables and n..2n-1 for their spares.
 
     Shapes: commands integer [..., L, n] -> keys [..., L 2n, 2n], float64, to be used with beta = 2.
     Source: the construction is this project's; that reflections suffice is [3], theorem 3.
@@ -80,14 +85,15 @@ def swap_machine_keys(commands):
     return torch.cat([left_hand, right_hand], -2).reshape(*lead, length * 2 * n, 2 * n)
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 2. The definition, a loop over time
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 #
 #     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T          o_t = S_t^T q_t          (1)
 #
 # Read it as a memory that corrects itself: look up what is stored under k_t, and move it a fraction
-# beta_t of the way to v_t. With the correction d_t = beta_t (v_t - S_{t-1}^T k_t) it is a rank-1 write:
+# beta_t of the way to v_t. With the correction d_t = beta_t (v_t - S_{t-1}^T k_t) it is a rank-1
+# write:
 #
 #     S_t = S_{t-1} + k_t d_t^T                                                                 (2)
 
@@ -129,17 +135,17 @@ def check_inputs(q, k, v, beta, state):
     if state is None:
         return k.new_zeros(*lead, K, V)
     if tuple(state.shape) != (*lead, K, V):
-        raise ValueError(f"state must be [..., K={K}, V={V}] with the leading axes of k, {tuple(lead)}; "
-                         f"got shape {tuple(state.shape)}")
+        raise ValueError(f"state must be [..., K={K}, V={V}] with the leading axes of k, "
+                         f"{tuple(lead)}; got shape {tuple(state.shape)}")
     return state
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 3. One chunk is one triangular system
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 #
-# The loop is T tiny steps. Unroll (2) inside one chunk of C tokens, S_{i-1} = S_0 + sum_{j<i} k_j d_j^T,
-# and put that into the correction:
+# The loop is T tiny steps. Unroll (2) inside one chunk of C tokens,
+# S_{i-1} = S_0 + sum_{j<i} k_j d_j^T, and put that into the correction:
 #
 #     d_i + sum_{j<i} beta_i (k_i . k_j) d_j = beta_i (v_i - S_0^T k_i)                         (3)
 #
@@ -147,7 +153,8 @@ def check_inputs(q, k, v, beta, state):
 #
 #     (I + L) D = beta (V - K S_0)          L = tril(beta K K^T, -1)                            (4)
 #
-# The matrix does not contain the state. So solve BEFORE the state is known, for two right-hand sides,
+# The matrix does not contain the state. So solve BEFORE the state is known, for two right-hand
+# sides,
 #
 #     (I + L) U = beta V          (I + L) W = beta K                                            (5)
 #     D = U - W S_0                                                                             (6)
@@ -158,7 +165,8 @@ def check_inputs(q, k, v, beta, state):
 #     S_C = S_0 + K^T D = (I - K^T W) S_0 + K^T U                                               (8)
 #
 # In (8) I - K^T W is the product of the C factors I - beta k k^T, the later factor on the left: the
-# "WY form" of a product of reflections (Bischof and Van Loan 1987), found by [2] for the delta rule.
+# "WY form" of a product of reflections (Bischof and Van Loan 1987), found by [2]
+# for the delta rule.
 
 
 def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
@@ -206,20 +214,21 @@ def in_chunks(x, C):
     return F.pad(x, (0, 0, 0, -x.shape[-2] % C)).unflatten(-2, (-1, C))
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 4. Several writes per token
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 #
-# DeltaProduct [4] applies R steps of (1) per token and reads once, after the last. To the scan these are
-# R tokens of which only the last is read. A token's transition is then a product of R reflections and
-# can be any orthogonal matrix of rank <= R away from I (Cartan-Dieudonne): one token, one permutation.
+# DeltaProduct [4] applies R steps of (1) per token and reads once, after the last. To the scan
+# these are R tokens of which only the last is read. A token's transition is then a product of R
+# reflections and can be any orthogonal matrix of rank <= R away from I (Cartan-Dieudonne): one
+# token, one permutation.
 
 
 def delta_product(q, k, v, beta, state=None, chunk_size=32):
     """R delta-rule writes per token, r = 1 first, then one read.
 
-    Shapes: q [..., T, K]; k [..., T, R, K]; v [..., T, R, V]; beta [..., T, R]; state [..., K, V] or None
-            -> out [..., T, V], state [..., K, V].
+    Shapes: q [..., T, K]; k [..., T, R, K]; v [..., T, R, V]; beta [..., T, R];
+            state [..., K, V] or None -> out [..., T, V], state [..., K, V].
     Raises: ValueError as delta_rule_chunked, or if k has no axis of writes.
     Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 3.
     """
@@ -233,24 +242,26 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
     return out[..., R - 1::R, :], state
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 5. Numerics
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 #
-# Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and the inverse of I + L in (4) stays
-# tame (at beta = 2 no entry is above 2: it holds products of reflections). With raw keys the factors
-# grow, and the inverse with them, exponentially in C.
+# Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and the inverse of I + L in
+# (4) stays tame (at beta = 2 no entry is above 2: it holds products of reflections). With raw keys
+# the factors grow, and the inverse with them, exponentially in C.
 #
-# What float32 loses: a reflection with a rounded key is not exactly orthogonal, and nothing in a linear
-# recurrence pulls the state back. The error grows with the number of steps, slowly: see the table of
-# `python scan.py`.
+# What float32 loses: a reflection with a rounded key is not exactly orthogonal, and nothing in a
+# linear recurrence pulls the state back. The error grows with the number of steps, slowly: see the
+# table of `python scan.py`.
 #
-# What the chunk size trades: a larger C means fewer sequential steps, T / C, and more work per token, C K
-# for the triangle. Memory for L is T C. On two CPU cores 16 to 64 are about equally fast at K = 16 or 32.
+# What the chunk size trades: a larger C means fewer sequential steps, T / C, and more work per
+# token, C K for the triangle. Memory for L is T C. On two CPU cores 16 to 64 are about equally fast
+# at K = 16 or 32.
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Check the chunked scan against the loop, and time both.")
+    description = "Check the chunked scan against the loop, and time both."
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=32, help="K = V")
@@ -259,22 +270,25 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.manual_seed(args.seed)
-    print(f"B={args.batch} H={args.heads} K=V={args.width} C={args.chunk_size}, beta in (0, 2), float32; times in "
-          f"ms, best of 3\n{'T':>6} | {'loop':>8} {'chunked':>8} {'ratio':>6} | "
+    print(f"B={args.batch} H={args.heads} K=V={args.width} C={args.chunk_size}, beta in (0, 2), "
+          f"float32; times in ms, best of 3\n{'T':>6} | {'loop':>8} {'chunked':>8} {'ratio':>6} | "
           f"{'loop f+b':>9} {'chunked':>8} {'ratio':>6} | {'error of loop':>13} {'chunked':>8}")
     for T in map(int, args.lengths.split(",")):
         shape = (args.batch, args.heads, T, args.width)
         q, k = (F.normalize(torch.randn(shape), dim=-1) for _ in range(2))
-        leaves = [x.requires_grad_() for x in (q, k, torch.randn(shape), 2 * torch.rand(shape[:-1]))]
+        leaves = [x.requires_grad_()
+                  for x in (q, k, torch.randn(shape), 2 * torch.rand(shape[:-1]))]
         truth, _ = delta_rule_recurrent(*[x.detach().double() for x in leaves])
         cells, errors = [], []
         for backward in (False, True):
             times = []
-            for function in (delta_rule_recurrent, lambda *x: delta_rule_chunked(*x, chunk_size=args.chunk_size)):
+            for function in (delta_rule_recurrent,
+                             lambda *x: delta_rule_chunked(*x, chunk_size=args.chunk_size)):
                 seconds, out = best_time(function, leaves, backward)
                 times.append(1000 * seconds)
                 errors.append((out - truth).abs().max().item())
-            cells.append("{:{w}.1f} {:8.1f} {:6.1f}".format(*times, times[0] / times[1], w=8 + backward))
+            cells.append("{:{w}.1f} {:8.1f} {:6.1f}".format(*times, times[0] / times[1],
+                                                            w=8 + backward))
         print(f"{T:6} | {cells[0]} | {cells[1]} | {errors[0]:13.1e} {errors[1]:8.1e}")
         if errors[1] > 10 * errors[0] + 1e-5:
             raise SystemExit("the chunked scan disagrees with the loop")

@@ -1,31 +1,32 @@
 """Train one model on one group: python train.py --model linrnn --group S5
 
-One loop for all models, both formats and all groups. Each step draws fresh traces; nothing is seen twice.
-Training walks through a curriculum of stages LENGTH:SPACING. A stage is left once the model answers more than
---advance of the reveals in 3 batches running; the last stage lasts --last-steps steps. A run that does not get
-through the earlier stages within --max-steps ends there.
+One loop for all models, both formats and all groups. Each step draws fresh traces; nothing is seen
+twice. Training walks through a curriculum of stages LENGTH:SPACING. A stage is left once the model
+answers more than --advance of the reveals in 3 batches running; the last stage lasts --last-steps
+steps. A run that does not get through the earlier stages within --max-steps ends there.
 
-The learning rates do not decay. The model that is saved and evaluated is instead the mean of the weights of all
-steps of the last stage (stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407). The single
-weights on the way are far worse: see README.
+The learning rates do not decay. The model that is saved and evaluated is instead the mean of the
+weights of all steps of the last stage (stochastic weight averaging, Izmailov et al. 2018,
+arXiv 1803.05407). The single weights on the way are far worse: see README.
 
-The loss is the mean cross-entropy of every next token, plus --reveal-weight times that of the revealed values.
-Most tokens of a random program cannot be predicted (a full S5 command carries ln 120 = 4.8 nats); the extra
-weight spares the optimiser much of their noise. --reveal-weight 0 is plain next-token prediction, see README.
+The loss is the mean cross-entropy of every next token, plus --reveal-weight times that of the
+revealed values. Most tokens of a random program cannot be predicted (a full S5 command carries
+ln 120 = 4.8 nats); the extra weight spares the optimiser much of their noise. --reveal-weight 0
+is plain next-token prediction, see README.
 
-A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps), model.pt (weights
-and all that is needed to go on; replaced atomically). Batches are a function of (seed, step): a resumed run
-continues bit for bit, on the CPU with the same number of threads.
+A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps),
+model.pt (weights and all that is needed to go on; replaced atomically). Batches are a function of
+(seed, step): a resumed run continues bit for bit, on the CPU with the same number of threads.
 
 Next: eval.py.
 """
 
 import argparse
 import json
-import math
 import operator
 import os
 import pickle
+import re
 import shlex
 import signal
 import subprocess
@@ -59,7 +60,8 @@ def make_parser():
     add("--commands", default="full", choices=COMMANDS, help="whole elements, or transpositions")
     add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not")
     add("--householders", type=int, help="linrnn: steps per token, R")
-    add("--conv-width", type=int, help="linrnn: tokens that the local block sees (default for traces: n + 3)")
+    add("--conv-width", type=int,
+        help="linrnn: tokens that the local block sees (default for traces: n + 3)")
     add("--d-model", type=int, help="width (default for this and the next two: the model's own)")
     add("--heads", type=int)
     add("--layers", type=int)
@@ -70,13 +72,15 @@ def make_parser():
     add("--batch", type=positive, default=16, help="traces per step")
     add("--lr", type=positive_float, default=4e-3, help="peak learning rate of AdamW")
     add("--matrix-lr", type=positive_float, default=0.02, help="peak learning rate of Muon")
-    add("--reveal-weight", type=float, default=1.0, help="extra weight of revealed values in the loss")
+    add("--reveal-weight", type=float, default=1.0,
+        help="extra weight of revealed values in the loss")
     add("--seed", type=int, default=0, help="of the initial weights and of all traces")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--out", help="run folder (default: runs/ and a name made of the options)")
     add("--resume", action="store_true", help="go on from the run folder's last checkpoint")
     add("--save-every", type=positive, default=50, help="steps between checkpoints")
-    add("--test-lengths", help="LENGTH:SPACING,... of the closing evaluation (default: the format's own)")
+    add("--test-lengths",
+        help="LENGTH:SPACING,... of the closing evaluation (default: the format's own)")
     add("--traces", type=positive, default=256, help="fresh traces for each of them")
     add("--record", help="append the finished run to this file, as one JSON line")
     return parser
@@ -96,8 +100,10 @@ def config_of(args):
     """The options that determine the result, in full; refuses those that do not fit together."""
     config = {name: value for name, value in vars(args).items() if name not in OUTER_OPTIONS}
     if args.seed < 0 or args.reveal_weight < 0:
-        raise ValueError(f"--seed and --reveal-weight must not be negative; got {args.seed}, {args.reveal_weight}")
-    config["curriculum"] = parse_stages(args.curriculum or TASKS[args.format].default_curriculum, TASKS[args.format])
+        raise ValueError("--seed and --reveal-weight must not be negative; "
+                         f"got {args.seed}, {args.reveal_weight}")
+    config["curriculum"] = parse_stages(args.curriculum or TASKS[args.format].default_curriculum,
+                                        TASKS[args.format])
     options = options_of(args.model)
     for name in ("beta_max", "householders", "conv_width", "d_model", "heads", "layers"):
         value = config.pop(name)
@@ -106,17 +112,17 @@ def config_of(args):
         if value is not None:
             options[name] = value
         elif name == "conv_width" and name in options and args.format == "repl":
-            # The local block must reach from the last right-hand name, over n names, to the `=`, and no less.
+            # The local block must reach from the last right-hand name over n names to the `=`.
             options[name] = Group(args.group).degree + 3
     return {**config, "options": options}
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Run folders
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 def replace_file(path, write):
-    """Write to a side file, then rename: a reader, or a crash, meets the old file or the new one."""
+    """Write to a side file, then rename: a reader, or a crash, meets the old file or the new."""
     side = path.with_name(path.name + ".partial")
     write(side)
     os.replace(side, path)
@@ -130,12 +136,14 @@ def load_checkpoint(folder, device="cpu"):
     folder = Path(folder)
     for name in ("config.json", "model.pt"):
         if not (folder / name).is_file():
-            raise ValueError(f"no run in {folder}: {name} is missing; a run is made by train.py --out {folder}")
+            raise ValueError(f"no run in {folder}: {name} is missing; "
+                             f"a run is made by train.py --out {folder}")
     try:
         config = json.loads((folder / "config.json").read_text())
         checkpoint = torch.load(folder / "model.pt", map_location=device, weights_only=True)
     except (ValueError, OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise ValueError(f"the run in {folder} cannot be read, a file is truncated or no checkpoint: "
+        raise ValueError(f"the run in {folder} cannot be read, "
+                         "a file is truncated or no checkpoint: "
                          f"{' '.join(str(error).split())[:100] or type(error).__name__}") from None
     if not isinstance(checkpoint, dict) or checkpoint.get("config") != config:
         raise ValueError(f"{folder}/model.pt belongs to another run than config.json: "
@@ -158,14 +166,14 @@ def load_run(folder, device="cpu"):
     try:
         model.load_state_dict(checkpoint["model"])
     except RuntimeError as error:
-        raise ValueError(f"{folder}/model.pt does not hold the weights of the model that config.json "
-                         f"describes: {' '.join(str(error).split())[:100]}") from None
+        raise ValueError(f"{folder}/model.pt does not hold the weights of the model that "
+                         f"config.json describes: {' '.join(str(error).split())[:100]}") from None
     return checkpoint["config"], task, model.to(device).eval()
 
 
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Training
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 def make_task_and_model(config):
     """Both as a function of the options: the initial weights depend on the seed only."""
@@ -175,10 +183,10 @@ def make_task_and_model(config):
 
 
 def make_optimizers(model, config):
-    """Muon (Jordan et al. 2024) for the matrices between embedding and head, AdamW for everything else.
+    """Muon (Jordan et al. 2024) for the matrices between embedding and head, AdamW for the rest.
 
-    Muon replaces the update of a matrix by the nearest orthogonal one, so that the many small directions of a
-    gradient that is mostly noise move as fast as the few large ones.
+    Muon replaces the update of a matrix by the nearest orthogonal one, so that the many small
+    directions of a gradient that is mostly noise move as fast as the few large ones.
     """
     outer = {model.embedding.weight, model.head.weight}
     matrices = [p for p in model.parameters() if p.ndim == 2 and p not in outer]
@@ -188,21 +196,23 @@ def make_optimizers(model, config):
 
 
 def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
-    """One update; what it measured. Raises: FloatingPointError, before the update, if the loss is not finite."""
+    """One update; what it measured. Raises: FloatingPointError, before the update, if the loss or
+    the gradient is not finite."""
     logits = model(inputs)
-    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(),
+                             reduction="none").view(targets.shape)
     loss, reveal_loss = losses.mean(), losses[reveals].mean()
-    if not math.isfinite(loss.item()):
-        raise FloatingPointError(f"the loss is {loss.item()}")
     for optimizer in optimizers:
         optimizer.zero_grad()
     (loss + reveal_weight * reveal_loss).backward()
     gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if not (loss.isfinite() and gradient_norm.isfinite()):
+        raise FloatingPointError(f"the loss is {loss.item()}, its gradient {gradient_norm.item()}")
     for optimizer in optimizers:
         optimizer.step()
     accuracy = (logits.argmax(-1) == targets)[reveals].float().mean()
-    return {"loss": loss.item(), "reveal_loss": reveal_loss.item(), "reveal_accuracy": accuracy.item(),
-            "gradient_norm": gradient_norm.item()}
+    return {"loss": loss.item(), "reveal_loss": reveal_loss.item(),
+            "reveal_accuracy": accuracy.item(), "gradient_norm": gradient_norm.item()}
 
 
 def advance(config, progress, accuracy):
@@ -228,9 +238,11 @@ class Run:
         self.optimizers = make_optimizers(self.model, config)
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.average = AveragedModel(self.model)  # the mean of the weights given to it, one by one
-        self.tokens_per_step = [self.task.training_batch(1, *stage, stream(0, "valid"))[0].size * config["batch"]
-                                for stage in config["curriculum"]]
-        self.progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0, "seconds": 0.0, "finished": False}
+        self.tokens_per_step = [
+            self.task.training_batch(1, *stage, stream(0, "valid"))[0].size * config["batch"]
+            for stage in config["curriculum"]]
+        self.progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0,
+                         "seconds": 0.0, "finished": False}
 
     @property
     def result(self):
@@ -238,13 +250,14 @@ class Run:
         return self.average.module if self.average.n_averaged else self.model
 
     def save(self):
-        checkpoint = {"config": self.config, "progress": self.progress, "model": self.result.state_dict(),
-                      "resume": {"model": self.model.state_dict(), "average": self.average.state_dict(),
-                                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}}
+        resume = {"model": self.model.state_dict(), "average": self.average.state_dict(),
+                  "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+        checkpoint = {"config": self.config, "progress": self.progress,
+                      "model": self.result.state_dict(), "resume": resume}
         replace_file(self.folder / "model.pt", lambda path: torch.save(checkpoint, path))
 
     def restore(self, checkpoint):
-        """Go on from a checkpoint; forget the logged steps after it, which are going to be made again."""
+        """Go on from a checkpoint; forget the logged steps after it, which will be made again."""
         self.progress = checkpoint["progress"]
         self.model.load_state_dict(checkpoint["resume"]["model"])
         self.average.load_state_dict(checkpoint["resume"]["average"])
@@ -257,7 +270,7 @@ class Run:
         replace_file(path, lambda side: side.write_text("".join(kept)))
 
     def make_step(self):
-        """One step of the current stage: draw, update, average, advance. Returns what it measured."""
+        """One step of the current stage: draw, update, average, advance. Returns a log entry."""
         config, progress = self.config, self.progress
         start = time.perf_counter()
         length, spacing = config["curriculum"][progress["stage"]]
@@ -276,17 +289,19 @@ class Run:
                 "tokens_per_second": batch[0].numel() / seconds, "seconds": progress["seconds"]}
 
     def train(self, save_every, interrupted):
-        """The loop: until the run is finished, or interrupted() says to stop. Saves at the end in both cases."""
+        """The loop: until the run is finished, or interrupted() says to stop; saves either way."""
         progress, stages = self.progress, self.config["curriculum"]
         steps = [TYPICAL_STAGE] * (len(stages) - 1) + [self.config["last_steps"]]
         bar = tqdm(initial=progress["step"], bar_format="{desc}: {n} steps in {elapsed}{postfix}")
         with open(self.folder / "log.jsonl", "a") as log, bar:
             while not progress["finished"] and not interrupted():
-                bar.set_description(f"stage {progress['stage'] + 1} of {len(stages)}", refresh=False)
+                bar.set_description(f"stage {progress['stage'] + 1} of {len(stages)}",
+                                    refresh=False)
                 row = self.make_step()
                 left = tokens_left(progress, steps, self.tokens_per_step) / row["tokens_per_second"]
-                bar.set_postfix_str(f"({row['length']},{row['spacing']}) loss {row['loss']:.3f}, reveals right "
-                                    f"{row['reveal_accuracy']:.0%}, {row['tokens_per_second']:,.0f} tokens/s, "
+                bar.set_postfix_str(f"({row['length']},{row['spacing']}) loss {row['loss']:.3f}, "
+                                    f"reveals right {row['reveal_accuracy']:.0%}, "
+                                    f"{row['tokens_per_second']:,.0f} tokens/s, "
                                     f"about {left:.0f} s left", refresh=False)
                 bar.update()
                 if progress["step"] % LOG_EVERY == 0 or progress["finished"]:
@@ -298,38 +313,50 @@ class Run:
 
 
 def tokens_left(progress, steps, sizes):
-    """An estimate, from the steps and the tokens per step of each stage: all those from now on, less those made."""
+    """An estimate, from the steps and the tokens per step of each stage, less those made."""
     now = progress["stage"]
-    return max(0, sum(map(operator.mul, steps[now:], sizes[now:])) - progress["stage_step"] * sizes[now])
+    planned = sum(map(operator.mul, steps[now:], sizes[now:]))
+    return max(0, planned - progress["stage_step"] * sizes[now])
 
 
-def open_folder(args, config):
-    """The run folder, made or found, and its checkpoint if the run is to be resumed.
+def default_folder(args, parser):
+    """runs/ and a name that spells out each option of the config that is not the default."""
+    names = [name for name in vars(args) if name not in ("model", "group", "seed", *OUTER_OPTIONS)]
+    changed = [f"{name}_{getattr(args, name)}" for name in names
+               if getattr(args, name) != parser.get_default(name)]
+    name = "-".join([args.model, args.group, *changed, f"seed{args.seed}"])
+    return Path("runs") / re.sub(r"[^\w.-]", "_", name)
 
-    Raises: ValueError if the folder holds a run and --resume is not given, or if there is nothing to resume.
+
+def open_folder(folder, resume, config):
+    """The checkpoint if the run in the folder is to be resumed; else None, and a folder made.
+
+    Raises: ValueError if the folder holds a run and --resume is not given, or if there is nothing
+    to resume.
     """
-    name = f"{config['model']}-{config['group']}-{config['format']}-{config['commands']}-seed{config['seed']}"
-    folder = Path(args.out or f"runs/{name}")
-    if args.resume:
+    if resume:
         checkpoint = load_checkpoint(folder)
         if checkpoint["config"] != config:
             raise ValueError(f"--resume with other options than those of the run in {folder}: "
                              f"{differences(checkpoint, config)}")
-        return folder, checkpoint
+        return checkpoint
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not empty: go on with --resume, or choose another folder with --out")
+        raise ValueError(f"{folder} is not empty: go on with --resume, "
+                         "or choose another folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2)))
-    return folder, None
+    return None
 
 
 def record_run(path, argv, run, results):
     """Append one JSON line: enough to make the run again, and what it reached."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"],
+                            capture_output=True, text=True)
     line = {"command": shlex.join(["python", "train.py", *argv]), "seed": run.config["seed"],
             "parameters": sum(weight.numel() for weight in run.model.parameters()),
             "steps": run.progress["step"], "stage_reached": run.progress["stage"] + 1,
-            "stages": len(run.config["curriculum"]), "minutes": round(run.progress["seconds"] / 60, 3),
+            "stages": len(run.config["curriculum"]),
+            "minutes": round(run.progress["seconds"] / 60, 3),
             "threads": torch.get_num_threads(), "device": run.device, "torch": torch.__version__,
             "commit": commit.stdout.strip(), "results": results}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -343,18 +370,21 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         config = config_of(args)
-        test_lengths = parse_stages(args.test_lengths or TASKS[args.format].default_lengths, TASKS[args.format])
+        test_lengths = parse_stages(args.test_lengths or TASKS[args.format].default_lengths,
+                                    TASKS[args.format])
         device = choose_device(args.device)
         make_task_and_model(config)  # refuses bad options before a folder is made
-        folder, checkpoint = open_folder(args, config)
+        folder = Path(args.out) if args.out else default_folder(args, parser)
+        checkpoint = open_folder(folder, args.resume, config)
     except ValueError as error:
         parser.error(str(error))
 
     run = Run(config, folder, device)
     run.save() if checkpoint is None else run.restore(checkpoint)
     print(f"{config['model']} on {config['group']} ({config['format']}, {config['commands']}): "
-          f"{sum(weight.numel() for weight in run.model.parameters()):,} parameters, chance {run.task.chance:.3f}, "
-          f"device {device}, {torch.get_num_threads()} threads, run folder {folder}")
+          f"{sum(weight.numel() for weight in run.model.parameters()):,} parameters, "
+          f"chance {run.task.chance:.3f}, device {device}, "
+          f"{torch.get_num_threads()} threads, run folder {folder}")
     print("curriculum, with tokens per step: " + ", ".join(
         f"({length},{spacing}) {tokens:,}"
         for (length, spacing), tokens in zip(config["curriculum"], run.tokens_per_step)))
@@ -365,21 +395,29 @@ def main(argv=None):
     try:
         run.train(args.save_every, lambda: signals)
     except FloatingPointError as error:
-        parser.error(f"{error} at step {run.progress['step'] + 1}; the checkpoint in {folder} is the last good one. "
-                     f"Try smaller rates than --lr {config['lr']} --matrix-lr {config['matrix_lr']}")
+        parser.error(f"{error} at step {run.progress['step'] + 1}; the checkpoint in {folder} "
+                     f"is the last good one. Try smaller rates than --lr {config['lr']} "
+                     f"--matrix-lr {config['matrix_lr']}")
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if signals:
-        print(f"interrupted after step {run.progress['step']}; go on with the same command and --resume")
+        print(f"interrupted after step {run.progress['step']}; "
+              "go on with the same command and --resume")
         raise SystemExit(130)
 
     learned = run.progress["stage"] == len(config["curriculum"]) - 1
     print(f"trained {run.progress['step']} steps in {run.progress['seconds'] / 60:.2f} minutes; " +
-          ("all stages passed" if learned else f"NOT LEARNED: stage {run.progress['stage'] + 1} was not passed "
+          ("all stages passed" if learned else
+           f"NOT LEARNED: stage {run.progress['stage'] + 1} was not passed "
            f"in {config['max_steps']} steps"))
     from eval import evaluate_and_print  # here, since eval itself reads runs with load_run
-    results = evaluate_and_print(run.result.eval(), run.task, test_lengths, args.traces, device=device)
+    try:
+        results = evaluate_and_print(run.result.eval(), run.task, test_lengths, args.traces,
+                                     device=device)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the trained model is safe: python eval.py {folder}")
+        raise SystemExit(130) from None
     if args.record:
         record_run(args.record, argv, run, results)
 

@@ -18,7 +18,8 @@ def seeded():
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a main(argv) that must refuse: exit code 2, nothing but one clear line and the usage on stderr."""
+    """Runs a main(argv) that must refuse: exit code 2, nothing but one clear line and the usage
+    on stderr."""
     def run(main, argv, *words):
         with pytest.raises(SystemExit) as stop:
             main([str(word) for word in argv])

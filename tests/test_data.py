@@ -1,4 +1,5 @@
-"""The traces are real Python, the groups are groups. Oracle: the interpreter that runs these tests."""
+"""The traces are real Python, the groups are groups. Oracle: the interpreter that runs these
+tests."""
 
 import code
 import contextlib
@@ -7,9 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from data import COMMANDS, TASKS, Group, ReplTask, WordTask, draw_commands, main, parse_stages, run_commands, stream
+from data import (COMMANDS, TASKS, Group, ReplTask, WordTask, draw_commands, main, parse_stages,
+                  run_commands, stream)
 
-GROUPS = ["S2", "S3", "S4", "S5", "A3", "A4", "A5", "Z2", "Z7", "D3", "D4", "D6", "A4xZ5", "S3xS4", "S26", "D26"]
+GROUPS = ["S2", "S3", "S4", "S5", "A3", "A4", "A5", "Z2", "Z7", "D3", "D4", "D6", "A4xZ5", "S3xS4",
+          "S26", "D26"]
 SMALL = ["S2", "S4", "A4", "A5", "Z7", "D3", "D6", "A4xZ5", "Z2xS3xD3"]
 PAIRS = [(name, commands) for name in GROUPS for commands in COMMANDS
          if commands == "full" or all(kind == "S" for kind, _ in Group(name).factors)]
@@ -27,7 +30,8 @@ def session(inputs):
 
 @pytest.mark.parametrize("name, commands", PAIRS)
 def test_a_real_interpreter_prints_exactly_what_a_trace_shows(name, commands):
-    """Re-executing the inputs of a trace gives the trace, to the letter; so does encoding and decoding it."""
+    """Re-executing the inputs of a trace gives the trace, to the letter; so does encoding and
+    decoding it."""
     task = ReplTask(Group(name), commands)
     tokens, reveals = task.sample(3, 12, 3, np.random.default_rng(1))
     for row, shown in zip(tokens, reveals):
@@ -48,7 +52,8 @@ def test_no_command_is_missing_from_the_executed_traces():
         tokens, _ = task.write(lines, np.tile(np.arange(5), len(alphabet))[:, None])
         for row in tokens[::7]:
             text = task.decode(row)
-            assert session([line[4:] for line in text.splitlines() if line.startswith(">>> ")]) == text
+            inputs = [line[4:] for line in text.splitlines() if line.startswith(">>> ")]
+            assert session(inputs) == text
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -67,7 +72,8 @@ def test_the_elements_form_a_group_of_the_stated_order(name):
 
 @pytest.mark.parametrize("name", ["S5", "A4xZ5"])
 def test_compose_means_first_g_then_h(name):
-    """Executing the command g and then the command h, on plain lists, is the command compose(g, h)."""
+    """Executing the command g and then the command h, on plain lists, is the command
+    compose(g, h)."""
     group, rng = Group(name), np.random.default_rng(2)
     for g, h in rng.integers(group.order, size=(200, 2)):
         state = list("abcdefghi")[:group.degree]
@@ -81,7 +87,7 @@ def test_each_family_is_what_its_name_says():
     assert all(round(np.linalg.det(np.eye(5)[g])) == 1 for g in Group("A5").elements)
     assert {tuple(np.diff(g) % 7) for g in Group("Z7").elements} == {(1,) * 6}
     assert {tuple(np.diff(g) % 6) for g in Group("D6").elements} == {(1,) * 5, (5,) * 5}
-    assert (Group("S5").order, Group("A5").order, Group("D6").order, Group("A4xZ5").order) == (120, 60, 12, 60)
+    assert [Group(name).order for name in ("S5", "A5", "D6", "A4xZ5")] == [120, 60, 12, 60]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -120,7 +126,8 @@ def test_streams_are_reproducible_and_disjoint():
     """Equal arguments give equal traces; any other seed, purpose, step or length shares none."""
     task, seen = ReplTask(Group("S5")), set()
     keys = [(seed, *key) for seed in (0, 1) for key in
-            [("train", 0), ("train", 1), ("valid",), ("test", 8, 8), ("test", 16, 8), ("test", 8, 16)]]
+            [("train", 0), ("train", 1), ("valid",), ("test", 8, 8), ("test", 16, 8),
+             ("test", 8, 16)]]
     for key in keys:
         traces = {row.tobytes() for row in task.sample(64, 8, 8, stream(*key))[0]}
         assert traces == {row.tobytes() for row in task.sample(64, 8, 8, stream(*key))[0]}

@@ -1,4 +1,5 @@
-"""The table and the certificate measure what they say: on an oracle that knows Python, and on broken ones."""
+"""The table and the certificate measure what they say: on an oracle that knows Python, and on
+broken ones."""
 
 import json
 
@@ -11,7 +12,8 @@ from models import build
 
 
 class Interpreter(torch.nn.Module):
-    """Not a network: executes the text it is given, and answers with the variable asked for, as one-hot logits.
+    """Not a network: executes the text it is given, and answers with the variable asked for, as
+    one-hot logits.
 
     ignores(state, line, count): True for a command, the count-th line, that it should not execute.
     """
@@ -45,15 +47,19 @@ def test_a_perfect_model_scores_perfectly():
 
 
 def test_a_model_that_stops_tracking_is_right_up_to_there_and_at_chance_beyond():
-    """Executing the four initial lines and four commands only: perfect at two reveals, chance at the other two, never all right."""
+    """Executing the four initial lines and four commands only: perfect at two reveals, chance at
+    the other two, never all right."""
     task = ReplTask(Group("S4"))
-    row = evaluate(Interpreter(task, lambda state, line, count: count > 4 + 4), task, 8, 2, traces=300)
+    broken = Interpreter(task, lambda state, line, count: count > 4 + 4)
+    row = evaluate(broken, task, 8, 2, traces=300)
     first, second, third, last = row["by_position"]
     assert first == second == 1 and abs(third - 0.25) < 0.1 and abs(last - 0.25) < 0.1
-    assert row["final"] == last and row["every"] < 0.2 and abs(row["all"] - np.mean(row["by_position"])) < 1e-12
+    assert row["final"] == last and row["every"] < 0.2
+    assert abs(row["all"] - np.mean(row["by_position"])) < 1e-12
 
 
-@pytest.mark.parametrize("name, commands, pairs", [("S3", "full", 36), ("D4", "full", 64), ("S4", "swap", 24 * 6)])
+@pytest.mark.parametrize("name, commands, pairs", [("S3", "full", 36), ("D4", "full", 64),
+                                                   ("S4", "swap", 24 * 6)])
 def test_the_certificate_of_a_perfect_model_is_complete(name, commands, pairs):
     task = ReplTask(Group(name), commands)
     assert exhaustive(Interpreter(task), task) == (pairs, [])
@@ -62,7 +68,8 @@ def test_the_certificate_of_a_perfect_model_is_complete(name, commands, pairs):
 def test_the_certificate_finds_the_one_broken_transition():
     """A model that ignores one command in one state: one pair fails, and it is named."""
     task = ReplTask(Group("S3"))
-    broken = Interpreter(task, lambda state, line, count: (*state.values(), line) == (2, 3, 1, "a, b, c = b, a, c"))
+    one = (2, 3, 1, "a, b, c = b, a, c")
+    broken = Interpreter(task, lambda state, line, count: (*state.values(), line) == one)
     pairs, failures = exhaustive(broken, task)
     (state, command, expected, answers), = failures
     assert pairs == 36 and state.tolist() == [1, 2, 0] and command.tolist() == [1, 0, 2]
@@ -120,17 +127,19 @@ def test_words_are_evaluated_too(capsys):
 @pytest.fixture
 def run(tmp_path):
     from train import main as train
-    train(["--group", "S3", "--curriculum", "2:1", "--d-model", "8", "--heads", "1", "--last-steps", "1",
-           "--batch", "2", "--test-lengths", "2:1", "--traces", "2", "--out", str(tmp_path / "run")])
+    train(["--group", "S3", "--curriculum", "2:1", "--d-model", "8", "--heads", "1",
+           "--last-steps", "1", "--batch", "2", "--test-lengths", "2:1", "--traces", "2",
+           "--out", str(tmp_path / "run")])
     return tmp_path / "run"
 
 
 def test_the_command_line_prints_table_figure_json_and_certificate(run, capsys):
-    main([str(run), "--lengths", "4:2,8:4", "--traces", "8", "--plot", str(run / "figure.png"), "--json",
-          "--exhaustive"])
+    main([str(run), "--lengths", "4:2,8:4", "--traces", "8", "--plot", str(run / "figure.png"),
+          "--json", "--exhaustive"])
     shown = capsys.readouterr().out
     numbers = json.loads(shown.splitlines()[-1])
-    assert [row["length"] for row in numbers["results"]] == [4, 8] and numbers["exhaustive"]["pairs"] == 36
+    assert [row["length"] for row in numbers["results"]] == [4, 8]
+    assert numbers["exhaustive"]["pairs"] == 36
     assert "of 36 (state, command) pairs right" in shown and "accuracy by reveal position" in shown
     assert (run / "figure.png").read_bytes()[:4] == b"\x89PNG"
 

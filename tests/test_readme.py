@@ -1,4 +1,5 @@
-"""README tells the truth: commands parse, tables agree with results/, line counts and layout are what they are."""
+"""README tells the truth: commands parse, tables agree with results/, line counts and layout are
+what they are."""
 
 import argparse
 import json
@@ -17,11 +18,13 @@ README = (ROOT / "README.md").read_text()
 COMMANDS = sorted(set(re.findall(r"python (\w+\.py[^\n`|&]*)", README)))
 RECORDS = [json.loads(line) for path in sorted((ROOT / "results").glob("*.jsonl"))
            for line in path.read_text().splitlines()]
-PARSED = {"data.py": data.main, "scan.py": scan.main, "train.py": train.main, "eval.py": evaluation.main}
+PARSED = {"data.py": data.main, "scan.py": scan.main, "train.py": train.main,
+          "eval.py": evaluation.main}
 
 
 def options(command):
-    """A command's script and arguments as a comparable set, without what does not change the result."""
+    """A command's script and arguments as a comparable set, without what does not change the
+    result."""
     words = re.sub(r"--(seed|record|out|traces) \S+", "", command.split("#")[0])
     return frozenset(re.findall(r"\w+\.py|--[a-z-]+(?: [^-\s]\S*)?", words))
 
@@ -42,12 +45,15 @@ def test_each_command_of_the_readme_parses(command, monkeypatch):
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
     with pytest.raises(StopIteration):
-        {"data.py": data, "scan.py": scan, "train.py": train, "eval.py": evaluation}[script].main(arguments)
+        modules = {"data.py": data, "scan.py": scan, "train.py": train, "eval.py": evaluation}
+        modules[script].main(arguments)
 
 
 def test_each_row_of_the_readme_is_what_results_recorded():
-    """Seeds, minutes, steps and the sorted accuracies of every run of that command, to the printed digit."""
-    rows = [line.split("|")[1:-1] for line in README.splitlines() if line.startswith("| `train.py --")]
+    """Seeds, minutes, steps and the sorted accuracies of every run of that command, to the printed
+    digit."""
+    rows = [line.split("|")[1:-1] for line in README.splitlines()
+            if line.startswith("| `train.py --")]
     assert len(rows) >= 6
     for command, seeds, minutes, *accuracies in rows:
         runs = [run for run in RECORDS if options(run["command"]) == options(command.strip(" `"))]
@@ -60,7 +66,8 @@ def test_each_row_of_the_readme_is_what_results_recorded():
 
 def test_the_recorded_lengths_are_those_of_the_table():
     for run in RECORDS:
-        assert [(row["length"], row["spacing"]) for row in run["results"]] == [(64, 8), (128, 16), (256, 32)]
+        lengths = [(row["length"], row["spacing"]) for row in run["results"]]
+        assert lengths == [(64, 8), (128, 16), (256, 32)]
 
 
 def test_line_counts_are_true():
@@ -72,8 +79,8 @@ def test_line_counts_are_true():
 def test_every_model_is_named_and_the_layout_is_the_stated_one():
     for name in MODELS:
         assert f"`{name}`" in README
-    allowed = {"README.md", "requirements.txt", "data.py", "models.py", "scan.py", "train.py", "eval.py",
-               "analysis.ipynb", "tests", "results", "runs", "__pycache__"}
+    allowed = {"README.md", "requirements.txt", "data.py", "models.py", "scan.py", "train.py",
+               "eval.py", "analysis.ipynb", "tests", "results", "runs", "__pycache__"}
     assert {path.name for path in ROOT.iterdir() if not path.name.startswith(".")} <= allowed
 
 

@@ -1,7 +1,8 @@
-"""The chunked scan is the delta rule. Oracles: explicit matrices in numpy, the loop, and data.py's permutations.
+"""The chunked scan is the delta rule. Oracles: explicit matrices in numpy, the loop, and data.py's
+permutations.
 
-Sizes are pairwise different and none a multiple of another, states are not zero, beta reaches 2: a swapped axis,
-a transposed read or an off-by-one at a chunk edge cannot hide.
+Sizes are pairwise different and none a multiple of another, states are not zero, beta reaches 2: a
+swapped axis, a transposed read or an off-by-one at a chunk edge cannot hide.
 """
 
 import shutil
@@ -11,13 +12,15 @@ import pytest
 import scan
 import torch
 from data import Group, draw_commands, run_commands
-from scan import delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key, swap_machine_keys
+from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key,
+                  swap_machine_keys)
 
 LEAD, K, V = (2, 3), 5, 4
 
 
 def inputs(T, lead=LEAD, K=K, V=V, beta=None, dtype=torch.float64, writes=()):
-    """q, k, v, beta and a state, all requiring gradients; |k| = 1, beta uniform in (0, 2) or as given."""
+    """q, k, v, beta and a state, all requiring gradients; |k| = 1, beta uniform in (0, 2) or as
+    given."""
     unit = torch.nn.functional.normalize
     q = unit(torch.randn(*lead, T, K, dtype=dtype), dim=-1)
     k = unit(torch.randn(*lead, T, *writes, K, dtype=dtype), dim=-1)
@@ -34,8 +37,8 @@ def by_matrices(q, k, v, beta, state):
     for at in np.ndindex(*q.shape[:-2]):
         S = state[at]
         for t in range(q.shape[-2]):
-            key = k[at][t]
-            S = (np.eye(len(key)) - beta[at][t] * np.outer(key, key)) @ S + beta[at][t] * np.outer(key, v[at][t])
+            key, b = k[at][t], beta[at][t]
+            S = (np.eye(len(key)) - b * np.outer(key, key)) @ S + b * np.outer(key, v[at][t])
             out[at][t] = S.T @ q[at][t]
         last[at] = S
     return torch.from_numpy(out), torch.from_numpy(last)
@@ -50,7 +53,8 @@ def gradients(function, arguments):
     """Of a random weighting of both results, with respect to all five inputs."""
     out, state = function(*arguments)
     weight = torch.Generator().manual_seed(1)
-    loss = sum((x * torch.randn(x.shape, generator=weight, dtype=x.dtype)).sum() for x in (out, state))
+    loss = sum((x * torch.randn(x.shape, generator=weight, dtype=x.dtype)).sum()
+               for x in (out, state))
     return torch.autograd.grad(loss, arguments)
 
 
@@ -61,10 +65,11 @@ def test_the_loop_is_the_definition():
 
 
 @pytest.mark.parametrize("beta", [None, 2.0, 1.0])
-@pytest.mark.parametrize("T, chunk", [(1, 1), (1, 7), (7, 3), (13, 13), (13, 14), (23, 1), (23, 7), (37, 32), (65, 16),
-                                      (41, 300)])
+@pytest.mark.parametrize("T, chunk", [(1, 1), (1, 7), (7, 3), (13, 13), (13, 14), (23, 1), (23, 7),
+                                      (37, 32), (65, 16), (41, 300)])
 def test_chunked_equals_the_loop_in_values_and_gradients(T, chunk, beta):
-    """Outputs, last state, and the gradients of q, k, v, beta and the first state, to 1e-10 in float64."""
+    """Outputs, last state, and the gradients of q, k, v, beta and the first state, to 1e-10 in
+    float64."""
     arguments = inputs(T, beta=beta)
 
     def chunked(*x):
@@ -77,23 +82,32 @@ def test_chunked_equals_the_loop_in_values_and_gradients(T, chunk, beta):
 @pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)])
 def test_leading_axes_are_free_and_the_state_defaults_to_zero(lead):
     *arguments, state = inputs(T=9, lead=lead)
-    assert_same(delta_rule_chunked(*arguments, chunk_size=4), by_matrices(*arguments, torch.zeros_like(state)))
+    assert_same(delta_rule_chunked(*arguments, chunk_size=4),
+                by_matrices(*arguments, torch.zeros_like(state)))
 
 
-WRONG = {  # a wrong variant of the chunked algorithm each: (what the source says, what it would say)
+# a wrong variant of the chunked algorithm each: (what the source says, what it would say)
+WRONG = {
     "equation 4 without beta": ("(beta_k_NCK @ k_NCK.mT).tril(-1)", "(k_NCK @ k_NCK.mT).tril(-1)"),
-    "equation 5 without beta on v": ("torch.cat([beta_NC1 * v_NCV, beta_k_NCK]", "torch.cat([v_NCV, beta_k_NCK]"),
-    "equation 5 without beta on k": ("torch.cat([beta_NC1 * v_NCV, beta_k_NCK]", "torch.cat([beta_NC1 * v_NCV, k_NCK]"),
-    "equation 5, later factor on the right": ("torch.linalg.solve_triangular(L_NCC, rhs, upper=False",
-                                              "torch.linalg.solve_triangular(L_NCC.mT, rhs, upper=True"),
+    "equation 5 without beta on v": ("torch.cat([beta_NC1 * v_NCV, beta_k_NCK]",
+                                     "torch.cat([v_NCV, beta_k_NCK]"),
+    "equation 5 without beta on k": ("torch.cat([beta_NC1 * v_NCV, beta_k_NCK]",
+                                     "torch.cat([beta_NC1 * v_NCV, k_NCK]"),
+    "equation 5, later factor on the right": (
+        "torch.linalg.solve_triangular(L_NCC, rhs, upper=False",
+        "torch.linalg.solve_triangular(L_NCC.mT, rhs, upper=True"),
     "equation 6 with the wrong sign": ("u_CV - w_CK @ state_KV", "u_CV + w_CK @ state_KV"),
     "equation 6 without the state": ("u_CV - w_CK @ state_KV", "u_CV"),
-    "equation 7 excludes the write at t": ("(q_NCK @ k_NCK.mT).tril()", "(q_NCK @ k_NCK.mT).tril(-1)"),
-    "equation 7 with the roles of q and k exchanged": ("(q_NCK @ k_NCK.mT).tril()", "(k_NCK @ q_NCK.mT).tril()"),
-    "equation 7 reads the state after the chunk": ("starts.append(state_KV)", "starts.append(state_KV + k_CK.mT @ d_CV)"),
+    "equation 7 excludes the write at t": ("(q_NCK @ k_NCK.mT).tril()",
+                                           "(q_NCK @ k_NCK.mT).tril(-1)"),
+    "equation 7 with the roles of q and k exchanged": ("(q_NCK @ k_NCK.mT).tril()",
+                                                       "(k_NCK @ q_NCK.mT).tril()"),
+    "equation 7 reads the state after the chunk": ("starts.append(state_KV)",
+                                                   "starts.append(state_KV + k_CK.mT @ d_CV)"),
     "equation 8 writes with w": ("state_KV + k_CK.mT @ d_CV", "state_KV + w_CK.mT @ d_CV"),
     "equation 8 forgets the chunk before": ("state_KV + k_CK.mT @ d_CV", "k_CK.mT @ d_CV"),
-    "the filling goes in front": ("F.pad(x, (0, 0, 0, -x.shape[-2] % C))", "F.pad(x, (0, 0, -x.shape[-2] % C, 0))"),
+    "the filling goes in front": ("F.pad(x, (0, 0, 0, -x.shape[-2] % C))",
+                                  "F.pad(x, (0, 0, -x.shape[-2] % C, 0))"),
 }
 
 
@@ -136,18 +150,20 @@ def test_one_factor_with_beta_two_is_a_reflection():
     q, k, v, beta, _ = inputs(T=1, lead=(), beta=2.0)
     identity = torch.eye(K, dtype=torch.float64)
     _, H = delta_rule_chunked(q, k, torch.zeros(1, K, dtype=torch.float64), beta, identity)
-    assert_same([H @ H, H.mT, H @ k[0], H.det()], [identity, H, -k[0], torch.tensor(-1.0).double()], 1e-12)
+    assert_same([H @ H, H.mT, H @ k[0], H.det()],
+                [identity, H, -k[0], torch.tensor(-1.0).double()], 1e-12)
 
 
 def test_the_exchange_key_exchanges_two_slots():
     key = exchange_key(torch.tensor([1]), torch.tensor([3]), 4)
-    slots = torch.arange(4.0).double().unsqueeze(-1)
-    _, after = delta_rule_chunked(key, key, torch.zeros(1, 1).double(), torch.tensor([2.0]).double(), slots)
+    slots, two = torch.arange(4.0).double().unsqueeze(-1), torch.tensor([2.0]).double()
+    _, after = delta_rule_chunked(key, key, torch.zeros(1, 1).double(), two, slots)
     assert_same([after.squeeze()], [torch.tensor([0.0, 3.0, 2.0, 1.0]).double()])
 
 
-@pytest.mark.parametrize("name, length, dtype", [("S5", 3000, torch.float64), ("A5", 500, torch.float64),
-                                                 ("D6", 500, torch.float64), ("S5", 3000, torch.float32)])
+@pytest.mark.parametrize("name, length, dtype", [
+    ("S5", 3000, torch.float64), ("A5", 500, torch.float64), ("D6", 500, torch.float64),
+    ("S5", 3000, torch.float32)])
 def test_the_swap_machine_tracks_the_group_without_training(name, length, dtype):
     """Ten reflections per command, set by hand, give data.py's own states after every command."""
     group = Group(name)
@@ -167,8 +183,8 @@ def test_the_swap_machine_tracks_the_group_without_training(name, length, dtype)
 
 def test_a_swap_machine_with_beta_one_forgets():
     """The same keys at beta = 1: every step erases what it should have moved."""
-    commands = torch.from_numpy(draw_commands(Group("S5"), "full", (1, 3), np.random.default_rng(0)))
-    keys = swap_machine_keys(commands)
+    commands = draw_commands(Group("S5"), "full", (1, 3), np.random.default_rng(0))
+    keys = swap_machine_keys(torch.from_numpy(commands))
     _, state = delta_rule_chunked(keys, keys, keys.new_zeros(1, 30, 5), keys.new_ones(1, 30),
                                   torch.eye(10, 5).double().unsqueeze(0))
     assert state.abs().max() < 0.6
@@ -178,7 +194,8 @@ def test_a_swap_machine_with_beta_one_forgets():
 def test_delta_product_is_r_steps_and_one_read(R):
     """R writes in the order r = 1 ... R, then the read of the token: explicit matrices again."""
     q, k, v, beta, state = inputs(T=11, writes=(R,))
-    expected, last = by_matrices(q.repeat_interleave(R, -2), k.flatten(2, 3), v.flatten(2, 3), beta.flatten(2), state)
+    expected, last = by_matrices(q.repeat_interleave(R, -2), k.flatten(2, 3), v.flatten(2, 3),
+                                 beta.flatten(2), state)
     assert_same(delta_product(q, k, v, beta, state, chunk_size=4), [expected[:, :, R - 1::R], last])
 
 
@@ -192,6 +209,7 @@ def test_unit_keys_stay_finite_in_float32_at_every_chunk_size():
         assert out.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inside torch
 def test_compiled_equals_eager():
     """torch.compile traces the chunked scan without a graph break, gradients included."""
     if shutil.which("c++") is None and shutil.which("g++") is None:
@@ -204,11 +222,13 @@ def test_compiled_equals_eager():
 
 def test_shapes_that_do_not_fit_are_refused_by_letter():
     q, k, v, beta, state = inputs(T=37)
-    for wrong, words in [((q, k, v, beta[..., :36], state), r"token axis of k \(T=37\).*\(2, 3, 36\)"),
+    for wrong, words in [((q, k, v, beta[..., :36], state),
+                          r"token axis of k \(T=37\).*\(2, 3, 36\)"),
                          ((q[..., :4], k, v, beta, state), "q must have the shape of k"),
                          ((q, k, v[:, :, 1:], beta, state), "v must be"),
                          ((q, k, v, beta, state.mT), "state must be"),
-                         ((q[:, :, :0], k[:, :, :0], v[:, :, :0], beta[:, :, :0], state), "T >= 1")]:
+                         ((q[:, :, :0], k[:, :, :0], v[:, :, :0], beta[:, :, :0], state),
+                          "T >= 1")]:
         for function in (delta_rule_recurrent, delta_rule_chunked):
             with pytest.raises(ValueError, match=words):
                 function(*wrong)

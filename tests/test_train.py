@@ -14,8 +14,8 @@ import train
 from conftest import ROOT
 from train import Run, load_run, main
 
-SMALL = ["--group", "S3", "--curriculum", "2:1,4:2", "--d-model", "8", "--heads", "2", "--batch", "4",
-         "--advance", "-1", "--last-steps", "12", "--save-every", "4"]
+SMALL = ["--group", "S3", "--curriculum", "2:1,4:2", "--d-model", "8", "--heads", "2",
+         "--batch", "4", "--advance", "-1", "--last-steps", "12", "--save-every", "4"]
 
 
 def weights(folder):
@@ -38,7 +38,8 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
 def test_an_interrupted_and_resumed_run_is_bit_identical(how, tmp_path, quick, monkeypatch):
-    """Stopped by a signal in the middle of a stage, resumed: the weights and the log of a run never stopped."""
+    """Stopped by a signal in the middle of a stage, resumed: the weights and the log of a run never
+    stopped."""
     main([*SMALL, "--out", str(tmp_path / "whole")])
 
     real_step, made = train.train_step, []
@@ -62,9 +63,10 @@ def test_an_interrupted_and_resumed_run_is_bit_identical(how, tmp_path, quick, m
 def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path, quick):
     """kill -9 loses at most the steps since the last checkpoint, and none of the result."""
     long = [*SMALL, "--last-steps", "60"]
-    process = subprocess.Popen([sys.executable, "train.py", *long, "--out", str(tmp_path / "cut")], cwd=ROOT,
-                               env={**os.environ, "OMP_NUM_THREADS": "1"},  # as here: the bits depend on it
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "train.py", *long, "--out", str(tmp_path / "cut")], cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as here: the bits depend on it
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (tmp_path / "cut" / "log.jsonl").exists() or not steps_logged(tmp_path / "cut"):
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.005)
@@ -78,7 +80,8 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path, quick):
     assert steps_logged(tmp_path / "cut") == steps_logged(tmp_path / "whole")
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path, quick, monkeypatch, refused):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
+        tmp_path, quick, monkeypatch, refused):
     """Weights ruined before step 7: its loss tells, and they are not saved."""
     real_step, made = train.train_step, []
 
@@ -89,7 +92,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
         return real_step(model, *rest)
 
     monkeypatch.setattr(train, "train_step", ruin_then_step)
-    refused(main, [*SMALL, "--out", tmp_path / "run"], "loss is nan at step 7", "last good one", "--lr")
+    refused(main, [*SMALL, "--out", tmp_path / "run"],
+            "the loss is nan", "step 7", "last good one", "--lr")
     assert torch.load(tmp_path / "run" / "model.pt", weights_only=True)["progress"]["step"] == 4
     assert all(w.isfinite().all() for w in weights(tmp_path / "run").values())
 
@@ -109,18 +113,22 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint(tmp_path, quick, monkeyp
     assert (tmp_path / "model.pt").read_bytes() == before
 
 
-@pytest.mark.parametrize("options", [["--model", "transformer"], ["--model", "lstm"], ["--format", "word", "--curriculum",
-                                     "2:1,4:1"], ["--commands", "swap"], ["--householders", "2"], ["--beta-max", "1"]])
+@pytest.mark.parametrize("options", [
+    ["--model", "transformer"], ["--model", "lstm"],
+    ["--format", "word", "--curriculum", "2:1,4:1"], ["--commands", "swap"],
+    ["--householders", "2"], ["--beta-max", "1"]])
 def test_one_loop_trains_every_model_and_format(options, tmp_path, capsys):
     """Trained, evaluated and recorded in one call; the record says how to make the run again."""
     record = tmp_path / "results.jsonl"
-    sizes = ["--group", "S3", "--curriculum", "2:1,4:2", "--batch", "4", "--advance", "-1", "--last-steps", "3",
-             "--d-model", "16"]
-    main([*sizes, *options, "--out", str(tmp_path / "run"), "--record", str(record), "--test-lengths", "8:1", "--traces", "8"])
+    sizes = ["--group", "S3", "--curriculum", "2:1,4:2", "--batch", "4", "--advance", "-1",
+             "--last-steps", "3", "--d-model", "16"]
+    main([*sizes, *options, "--out", str(tmp_path / "run"), "--record", str(record),
+          "--test-lengths", "8:1", "--traces", "8"])
     shown = capsys.readouterr().out
     assert "chance" in shown and "(8,1)" in shown
     line = json.loads(record.read_text())
-    assert line["steps"] == 6 and line["torch"] == torch.__version__ and line["results"][0]["length"] == 8
+    assert line["steps"] == 6 and line["torch"] == torch.__version__
+    assert line["results"][0]["length"] == 8
     assert line["command"].startswith("python train.py --group S3") and line["seed"] == 0
 
 
@@ -136,34 +144,39 @@ def test_a_stage_is_left_after_three_good_batches_and_the_last_by_count():
 
 
 def test_a_task_that_is_not_learned_ends_after_max_steps(tmp_path, quick, capsys):
-    main(["--group", "S3", "--curriculum", "2:1,4:2", "--d-model", "8", "--heads", "2", "--batch", "2",
-          "--advance", "1.0", "--max-steps", "5", "--out", str(tmp_path)])
+    main(["--group", "S3", "--curriculum", "2:1,4:2", "--d-model", "8", "--heads", "2",
+          "--batch", "2", "--advance", "1.0", "--max-steps", "5", "--out", str(tmp_path)])
     assert "NOT LEARNED: stage 1 was not passed in 5 steps" in capsys.readouterr().out
 
 
 def test_bad_input_gets_one_line_and_exit_code_2(tmp_path, quick, refused):
     out = ["--out", tmp_path / "run"]
-    for options, words in [(["--group", "Q8"], ["unknown group 'Q8'"]), (["--group", "S27"], ["27", "26"]),
-                           (["--curriculum", "10:4"], ["multiple"]), (["--curriculum", "8"], ["LENGTH:SPACING"]),
-                           (["--beta-max", "2.5"], ["[0, 2]"]), (["--heads", "5"], ["heads must divide d_model"]),
-                           (["--model", "lstm", "--beta-max", "1"], ["lstm has no --beta-max"]),
-                           (["--model", "gru"], ["invalid choice"]), (["--speed", "9"], ["unrecognized"]),
-                           (["--device", "tpu"], ["tpu is not there", "cpu"]), (["--batch", "0"], ["must be positive", "got 0"]), (["--lr", "x"], ["--lr"]),
-                           (["--seed", "-1"], ["negative"]), (["--group", "A5", "--commands", "swap"], ["transpositions"]),
-                           (["--format", "word", "--curriculum", "8:2"], ["spacing must be 1"]),
-                           (["--resume"], ["config.json is missing"])]:
+    for options, words in [
+            (["--group", "Q8"], ["unknown group 'Q8'"]), (["--group", "S27"], ["27", "26"]),
+            (["--curriculum", "10:4"], ["multiple"]), (["--curriculum", "8"], ["LENGTH:SPACING"]),
+            (["--beta-max", "2.5"], ["[0, 2]"]), (["--heads", "5"], ["heads must divide d_model"]),
+            (["--model", "lstm", "--beta-max", "1"], ["lstm has no --beta-max"]),
+            (["--model", "gru"], ["invalid choice"]), (["--speed", "9"], ["unrecognized"]),
+            (["--device", "tpu"], ["tpu is not there", "cpu"]),
+            (["--batch", "0"], ["must be positive", "got 0"]), (["--lr", "x"], ["--lr"]),
+            (["--seed", "-1"], ["negative"]),
+            (["--group", "A5", "--commands", "swap"], ["transpositions"]),
+            (["--format", "word", "--curriculum", "8:2"], ["spacing must be 1"]),
+            (["--resume"], ["config.json is missing"])]:
         refused(main, [*options, *out], *words)
         assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_never_overwritten_or_mistaken_for_another(tmp_path, quick, refused):
-    """Another run's folder, other options, a truncated file, another run's weights: each refused, nothing lost."""
+    """Another run's folder, other options, a truncated file, another run's weights: each refused,
+    nothing lost."""
     run, other = tmp_path / "run", tmp_path / "other"
     main([*SMALL, "--out", str(run)])
     main([*SMALL, "--seed", "1", "--out", str(other)])
     whole = (run / "model.pt").read_bytes()
     refused(main, [*SMALL, "--out", run], "not empty", "--resume", "--out")
-    refused(main, [*SMALL, "--out", run, "--resume", "--seed", "1"], "other options", "seed 0 against 1")
+    refused(main, [*SMALL, "--out", run, "--resume", "--seed", "1"],
+            "other options", "seed 0 against 1")
     assert (run / "model.pt").read_bytes() == whole
     for damage, words in [(whole[:len(whole) // 2], "truncated"), (b"", "truncated"),
                           ((other / "model.pt").read_bytes(), "seed 1 against 0")]:
@@ -175,7 +188,8 @@ def test_a_run_is_never_overwritten_or_mistaken_for_another(tmp_path, quick, ref
     refused(main, [*SMALL, "--out", run, "--resume"], "model.pt is missing")
 
 
-def test_the_model_of_a_run_is_the_mean_of_the_weights_of_its_last_stage(tmp_path, quick, monkeypatch):
+def test_the_model_of_a_run_is_the_mean_of_the_weights_of_its_last_stage(
+        tmp_path, quick, monkeypatch):
     """All steps of the last stage count equally, and none of those before."""
     seen, real_step = [], train.train_step
 
@@ -188,3 +202,13 @@ def test_the_model_of_a_run_is_the_mean_of_the_weights_of_its_last_stage(tmp_pat
     main([*SMALL, "--out", str(tmp_path)])
     assert len(seen) == 15
     assert (weights(tmp_path)["head.weight"] - torch.stack(seen[3:]).mean(0)).abs().max() < 1e-6
+
+
+def test_the_default_folder_names_what_differs_from_the_defaults(tmp_path, quick, monkeypatch):
+    """Two arms of one comparison never meet in one folder."""
+    monkeypatch.chdir(tmp_path)
+    main([*SMALL, "--beta-max", "1", "--seed", "3"])
+    main([*SMALL, "--seed", "3"])
+    first, second = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert first.startswith("linrnn-S3-beta_max_1.0-") and first.endswith("-seed3")
+    assert second == first.replace("beta_max_1.0-", "")
