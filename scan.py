@@ -174,7 +174,8 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
 
     Shapes: q, k [..., T, K]; v [..., T, V]; beta [..., T]; state [..., K, V] or None (zeros)
             -> out [..., T, V], state [..., K, V]. Any T >= 1; the last chunk may be short.
-    Raises: ValueError if the shapes do not fit together, or chunk_size < 1.
+    Raises: ValueError if the shapes do not fit together, or chunk_size < 1; RuntimeError if the
+            gradient is to be differentiated again.
     Cost: O(T (C K + C V + K V)) in matrix products, T / C sequential steps.  Source: [2] section 3.
     """
     state_KV = check_inputs(q, k, v, beta, state)
@@ -182,15 +183,33 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
         raise ValueError(f"chunk_size must be at least 1 token; got {chunk_size}")
     T = k.shape[-2]
     C = min(chunk_size, T)
-    q_NCK, k_NCK, v_NCV = (in_chunks(x, C) for x in (q, k, v))
-    beta_NC1 = in_chunks(beta.unsqueeze(-1), C)
+    chunks = [in_chunks(x, C) for x in (q, k, v, beta.unsqueeze(-1))]
+    out_NCV, last_KV = ChunkedDeltaRule.apply(*chunks, state_KV)
+    return out_NCV.flatten(-3, -2)[..., :T, :], last_KV
 
-    # All that does not need the state, for all chunks at once.
+
+def in_chunks(x, C):
+    """[..., T, X] -> [..., N, C, X], the last chunk filled up with zeros.
+
+    A token with k = 0 and beta = 0 writes nothing: the filling leaves the state as it is.
+    """
+    missing = -x.shape[-2] % C
+    x = F.pad(x, (0, 0, 0, missing)) if missing else x
+    return x.unflatten(-2, (-1, C)).contiguous()
+
+
+def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV):
+    """Equations (4) to (8): all chunks at once, but for the state. Autograd can differentiate it.
+
+    Returns out [..., N, C, V] and the last state; then, for the backward by hand, the states at the
+    chunk starts [..., N, K, V], D [..., N, C, V] and W [..., N, C, K].
+    """
     beta_k_NCK = beta_NC1 * k_NCK
-    L_NCC = (beta_k_NCK @ k_NCK.mT).tril(-1)                                                   # (4)
+    # The solver reads only what is strictly below the diagonal: tril(., -1) needs no pass.
+    L_NCC = beta_k_NCK @ k_NCK.mT                                                              # (4)
     rhs = torch.cat([beta_NC1 * v_NCV, beta_k_NCK], -1)
     solved = torch.linalg.solve_triangular(L_NCC, rhs, upper=False, unitriangular=True)        # (5)
-    u_NCV, w_NCK = solved.split([v.shape[-1], k.shape[-1]], -1)
+    u_NCV, w_NCK = solved.split([v_NCV.shape[-1], k_NCK.shape[-1]], -1)
 
     # The state, from chunk to chunk: the only sequential part.
     starts, corrections = [], []
@@ -200,22 +219,85 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
         corrections.append(d_CV)
         state_KV = state_KV + k_CK.mT @ d_CV                                                   # (8)
 
-    # All outputs at once.
     start_NKV, d_NCV = torch.stack(starts, -3), torch.stack(corrections, -3)
     out_NCV = q_NCK @ start_NKV + (q_NCK @ k_NCK.mT).tril() @ d_NCV                            # (7)
-    return out_NCV.flatten(-3, -2)[..., :T, :], state_KV
-
-
-def in_chunks(x, C):
-    """[..., T, X] -> [..., N, C, X], the last chunk filled up with zeros.
-
-    A token with k = 0 and beta = 0 writes nothing: the filling leaves the state as it is.
-    """
-    return F.pad(x, (0, 0, 0, -x.shape[-2] % C)).unflatten(-2, (-1, C))
+    return out_NCV, state_KV, start_NKV, d_NCV, w_NCK
 
 
 # --------------------------------------------------------------------------------------------------
-# 4. Several writes per token
+# 4. The backward, by hand
+# --------------------------------------------------------------------------------------------------
+#
+# Let g(X) be the gradient of the loss with respect to X, G_n = g(S_n) for the state after chunk n,
+# and P = tril(Q K^T). Inside chunk n, with S_0 its first state, (7) and (8) give the gradient of D,
+# and then (6) that of S_0, which is G of the chunk before:
+#
+#     g(D)    = P^T g(O) + K G_n                                                                (9)
+#     G_{n-1} = G_n + Q^T g(O) - W^T g(D)                                                       (10)
+#
+# Only these two run from chunk to chunk, now from the last to the first. All else is local. D
+# solves (I + L) D = beta (V - K S_0); the backward of that is ONE solve, with the TRANSPOSED
+# triangle,
+#
+#     (I + L)^T X = g(D)                                                                        (11)
+#
+# where X is the gradient of the right-hand side and M = -tril(X D^T, -1) that of L. Hence, with
+# g(P) = tril(g(O) D^T), and beta K as one matrix,
+#
+#     g(V)      = beta X                                                                        (12)
+#     g(beta K) = M K - X S_0^T                                                                 (13)
+#     g(K)      = M^T (beta K) + g(P)^T Q + D G_n^T + beta g(beta K)                            (14)
+#     g(Q)      = g(O) S_0^T + g(P) K                                                           (15)
+#     g(beta)   = row sums of X * V + g(beta K) * K                                             (16)
+#
+# What to keep from the forward? q, k, v and beta exist anyway. D is as large as v, W as large as k,
+# the states at the chunk starts K / C times v. L and P would be C / V times v each, and each is one
+# cheap product: they are made again.
+
+
+class ChunkedDeltaRule(torch.autograd.Function):
+    """chunked_forward, with (9) to (16) as its backward."""
+
+    @staticmethod
+    def forward(ctx, q_NCK, k_NCK, v_NCV, beta_NC1, state_KV):
+        out_NCV, state_KV, *kept = chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV)
+        ctx.save_for_backward(q_NCK, k_NCK, v_NCV, beta_NC1, *kept)
+        return out_NCV, state_KV
+
+    @staticmethod
+    def backward(ctx, g_out_NCV, G_KV):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError("the backward of delta_rule_chunked is written by hand and cannot "
+                               "be differentiated again: use delta_rule_recurrent")
+        q_NCK, k_NCK, v_NCV, beta_NC1, start_NKV, d_NCV, w_NCK = ctx.saved_tensors
+        P_NCC = (q_NCK @ k_NCK.mT).tril()
+        from_out_NCV, from_out_NKV = P_NCC.mT @ g_out_NCV, q_NCK.mT @ g_out_NCV
+        G, g_d = [], []
+        for n in reversed(range(k_NCK.shape[-3])):
+            k_CK, w_CK = k_NCK.select(-3, n), w_NCK.select(-3, n)
+            g_d_CV = from_out_NCV.select(-3, n) + k_CK @ G_KV                                  # (9)
+            G.append(G_KV)
+            g_d.append(g_d_CV)
+            G_KV = G_KV + from_out_NKV.select(-3, n) - w_CK.mT @ g_d_CV                       # (10)
+        G_NKV, g_d_NCV = torch.stack(G[::-1], -3), torch.stack(g_d[::-1], -3)
+
+        beta_k_NCK = beta_NC1 * k_NCK
+        L_NCC = beta_k_NCK @ k_NCK.mT
+        X_NCV = torch.linalg.solve_triangular(L_NCC.mT, g_d_NCV, upper=True,
+                                              unitriangular=True)                             # (11)
+        M_NCC, g_P_NCC = -(X_NCV @ d_NCV.mT).tril(-1), (g_out_NCV @ d_NCV.mT).tril()
+        g_v_NCV = beta_NC1 * X_NCV                                                            # (12)
+        g_beta_k_NCK = M_NCC @ k_NCK - X_NCV @ start_NKV.mT                                   # (13)
+        g_k_NCK = (M_NCC.mT @ beta_k_NCK + g_P_NCC.mT @ q_NCK
+                   + d_NCV @ G_NKV.mT + beta_NC1 * g_beta_k_NCK)                              # (14)
+        g_q_NCK = g_out_NCV @ start_NKV.mT + g_P_NCC @ k_NCK                                  # (15)
+        g_beta_NC1 = ((X_NCV * v_NCV).sum(-1, keepdim=True)
+                      + (g_beta_k_NCK * k_NCK).sum(-1, keepdim=True))                         # (16)
+        return g_q_NCK, g_k_NCK, g_v_NCV, g_beta_NC1, G_KV
+
+
+# --------------------------------------------------------------------------------------------------
+# 5. Several writes per token
 # --------------------------------------------------------------------------------------------------
 #
 # DeltaProduct [4] applies R steps of (1) per token and reads once, after the last. To the scan
@@ -243,7 +325,7 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 
 
 # --------------------------------------------------------------------------------------------------
-# 5. Numerics
+# 6. Numerics
 # --------------------------------------------------------------------------------------------------
 #
 # Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and the inverse of I + L in
@@ -255,8 +337,8 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 # table of `python scan.py`.
 #
 # What the chunk size trades: a larger C means fewer sequential steps, T / C, and more work per
-# token, C K for the triangle. Memory for L is T C. On two CPU cores 16 to 64 are about equally fast
-# at K = 16 or 32.
+# token, C K for the triangle. Memory for L is T C. `python scan.py
+# --chunk-size 16` shows what pays on a machine.
 
 
 def main(argv=None):

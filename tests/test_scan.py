@@ -87,41 +87,71 @@ def test_leading_axes_are_free_and_the_state_defaults_to_zero(lead):
 
 
 # a wrong variant of the chunked algorithm each: (what the source says, what it would say)
-WRONG = {
-    "equation 4 without beta": ("(beta_k_NCK @ k_NCK.mT).tril(-1)", "(k_NCK @ k_NCK.mT).tril(-1)"),
-    "equation 5 without beta on v": ("torch.cat([beta_NC1 * v_NCV, beta_k_NCK]",
-                                     "torch.cat([v_NCV, beta_k_NCK]"),
-    "equation 5 without beta on k": ("torch.cat([beta_NC1 * v_NCV, beta_k_NCK]",
-                                     "torch.cat([beta_NC1 * v_NCV, k_NCK]"),
-    "equation 5, later factor on the right": (
-        "torch.linalg.solve_triangular(L_NCC, rhs, upper=False",
-        "torch.linalg.solve_triangular(L_NCC.mT, rhs, upper=True"),
-    "equation 6 with the wrong sign": ("u_CV - w_CK @ state_KV", "u_CV + w_CK @ state_KV"),
-    "equation 6 without the state": ("u_CV - w_CK @ state_KV", "u_CV"),
-    "equation 7 excludes the write at t": ("(q_NCK @ k_NCK.mT).tril()",
-                                           "(q_NCK @ k_NCK.mT).tril(-1)"),
-    "equation 7 with the roles of q and k exchanged": ("(q_NCK @ k_NCK.mT).tril()",
-                                                       "(k_NCK @ q_NCK.mT).tril()"),
-    "equation 7 reads the state after the chunk": ("starts.append(state_KV)",
-                                                   "starts.append(state_KV + k_CK.mT @ d_CV)"),
-    "equation 8 writes with w": ("state_KV + k_CK.mT @ d_CV", "state_KV + w_CK.mT @ d_CV"),
-    "equation 8 forgets the chunk before": ("state_KV + k_CK.mT @ d_CV", "k_CK.mT @ d_CV"),
-    "the filling goes in front": ("F.pad(x, (0, 0, 0, -x.shape[-2] % C))",
-                                  "F.pad(x, (0, 0, -x.shape[-2] % C, 0))"),
+WRONG = {  # a wrong variant of the source each: (what it says, what it would say)
+    "(4) without beta": ("L_NCC = beta_k_NCK @ k_NCK.mT", "L_NCC = k_NCK @ k_NCK.mT"),
+    "(5) without beta on v": ("torch.cat([beta_NC1 * v_NCV,", "torch.cat([v_NCV,"),
+    "(5) without beta on k": ("v_NCV, beta_k_NCK], -1)", "v_NCV, k_NCK], -1)"),
+    "(5) later factor on the right": ("solve_triangular(L_NCC, rhs, upper=False",
+                                      "solve_triangular(L_NCC.mT, rhs, upper=True"),
+    "(6) with the wrong sign": ("u_CV - w_CK @ state_KV", "u_CV + w_CK @ state_KV"),
+    "(6) without the state": ("u_CV - w_CK @ state_KV", "u_CV"),
+    "(7) excludes the write at t": ("(q_NCK @ k_NCK.mT).tril() @", "(q_NCK @ k_NCK.mT).tril(-1) @"),
+    "(7) with q and k exchanged": ("(q_NCK @ k_NCK.mT).tril() @", "(k_NCK @ q_NCK.mT).tril() @"),
+    "(7) reads the state after": ("starts.append(state_KV)",
+                                  "starts.append(state_KV + k_CK.mT @ d_CV)"),
+    "(8) writes with w": ("state_KV + k_CK.mT @ d_CV", "state_KV + w_CK.mT @ d_CV"),
+    "(8) forgets the chunk before": ("state_KV + k_CK.mT @ d_CV", "k_CK.mT @ d_CV"),
+    "the filling in front": ("F.pad(x, (0, 0, 0, missing))", "F.pad(x, (0, 0, missing, 0))"),
+    "(9) without the state": ("select(-3, n) + k_CK @ G_KV", "select(-3, n)"),
+    "(9) P not transposed": ("P_NCC.mT @ g_out_NCV", "P_NCC @ g_out_NCV"),
+    "(10) with k": ("- w_CK.mT @ g_d_CV", "- k_CK.mT @ g_d_CV"),
+    "(10) with the wrong sign": ("- w_CK.mT @ g_d_CV", "+ w_CK.mT @ g_d_CV"),
+    "(10) one chunk late": ("G[::-1]", "G"),
+    "(11) not transposed": ("L_NCC.mT, g_d_NCV, upper=True", "L_NCC, g_d_NCV, upper=False"),
+    "M with its diagonal": ("-(X_NCV @ d_NCV.mT).tril(-1)", "-(X_NCV @ d_NCV.mT).tril()"),
+    "M with the wrong sign": ("-(X_NCV @ d_NCV.mT)", "(X_NCV @ d_NCV.mT)"),
+    "(12) without beta": ("g_v_NCV = beta_NC1 * X_NCV", "g_v_NCV = X_NCV"),
+    "(13) without the state": ("M_NCC @ k_NCK - X_NCV @ start_NKV.mT", "M_NCC @ k_NCK"),
+    "(14) without the last state": ("+ d_NCV @ G_NKV.mT + beta", "+ beta"),
+    "(14) without beta": ("beta_NC1 * g_beta_k_NCK", "g_beta_k_NCK"),
+    "(15) without its own token": ("(g_out_NCV @ d_NCV.mT).tril()",
+                                   "(g_out_NCV @ d_NCV.mT).tril(-1)"),
+    "(16) without the write": ("((X_NCV * v_NCV).sum(-1, keepdim=True)", "(0 * beta_NC1"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_each_wrong_variant_of_the_chunked_algorithm_is_noticed(name):
-    """The comparison with the definition fails when one thing in the source is wrong."""
+    """The comparison with the loop, values and gradients, fails when one thing is wrong."""
     right, wrong = WRONG[name]
     source = open(scan.__file__).read()
     assert right in source, f"the source no longer says {right}"
     variant = {"__name__": "variant"}
     exec(source.replace(right, wrong), variant)
     arguments = inputs(T=23)
-    ours, truth = variant["delta_rule_chunked"](*arguments, chunk_size=7), by_matrices(*arguments)
-    assert max((a - b).abs().max() for a, b in zip(ours, truth)) > 1e-3
+
+    def chunked(*x):
+        return variant["delta_rule_chunked"](*x, chunk_size=7)
+
+    pairs = [*zip(chunked(*arguments), delta_rule_recurrent(*arguments)),
+             *zip(gradients(chunked, arguments), gradients(delta_rule_recurrent, arguments))]
+    assert max((a - b).abs().max() for a, b in pairs) > 1e-3
+
+
+def test_the_backward_by_hand_is_that_of_autograd():
+    """The same forward, differentiated by torch: equations (9) to (16) to 1e-10."""
+    q, k, v, beta, state = inputs(T=21)
+    arguments = [x.unflatten(-2, (3, 7)).detach().requires_grad_()
+                 for x in (q, k, v, beta.unsqueeze(-1))] + [state]
+    assert_same(gradients(scan.ChunkedDeltaRule.apply, arguments),
+                gradients(lambda *x: scan.chunked_forward(*x)[:2], arguments))
+
+
+def test_a_second_derivative_is_refused():
+    arguments = inputs(T=9)
+    out, _ = delta_rule_chunked(*arguments)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again.*delta_rule_recurrent"):
+        torch.autograd.grad(out.sum(), arguments[:4], create_graph=True)
 
 
 @pytest.mark.parametrize("cut", [1, 6, 17])
