@@ -134,8 +134,7 @@ class Group:
         return np.searchsorted(self._sorted_keys, self._keys(perms))
 
     def compose(self, g, h):
-        """First g, then h: the element i -> g[h[i]]. Element numbers, of any shapes that broadcast.
-        """
+        """First g, then h: the element i -> g[h[i]]. Numbers, of any shapes that broadcast."""
         g, h = np.broadcast_arrays(g, h)
         return self.index(np.take_along_axis(self.elements[g], self.elements[h], -1))
 
@@ -155,8 +154,7 @@ class Group:
 
     @property
     def chance(self):
-        """Accuracy of guessing one variable's value with no idea of the state: mean of 1/|orbit|.
-        """
+        """Accuracy of guessing a variable's value with no idea of the state: mean of 1/|orbit|."""
         return len(self.factors) / self.degree  # each factor is transitive on its own points
 
     @staticmethod
@@ -278,8 +276,7 @@ class ReplTask:
         lines = self.command_tokens(commands).reshape(batch, count, -1)
         body = np.concatenate([lines, self.reveal_tokens(asked, answers)], -1)
         is_answer = np.zeros(body.shape, bool)
-        # `b 3`: the value is the last token but one, ahead of the newline
-        is_answer[..., -2] = True
+        is_answer[..., -2] = True  # `b 3`: the value is the last token but the newline
         start = np.tile(self.start_tokens(), (batch, 1))
         tokens = np.hstack([start, body.reshape(batch, -1)])
         reveals = np.hstack([np.zeros_like(start, bool), is_answer.reshape(batch, -1)])
@@ -315,9 +312,7 @@ class ReplTask:
                          for part in parts], -1)
 
     def training_batch(self, batch, length, spacing, rng):
-        """inputs, targets (the next token), reveals (the targets that are revealed
-        values): [B, T-1].
-        """
+        """inputs, targets (next tokens), reveals (targets that are revealed values): [B, T-1]."""
         tokens, reveals = self.sample(batch, length, spacing, rng)
         return tokens[:, :-1], tokens[:, 1:], reveals[:, 1:]
 
@@ -327,10 +322,9 @@ class ReplTask:
 # --------------------------------------------------------------------------------------------------
 
 class WordTask:
-    """One token per group element; the label at t is the product of the first t
-    (Merrill et al. 2024).
+    """One token per group element; the label at t is the product of the first t elements.
 
-    A sequence-to-sequence task, not next-token prediction. Every position is revealed, so the
+    Source: Merrill et al. 2024. A sequence-to-sequence task, not next-token prediction. Every position is revealed, so the
     spacing is always 1. With commands="swap" the words are made of transpositions only.
     """
 
@@ -382,9 +376,8 @@ STREAMS = {"train": 0, "valid": 1, "test": 2}
 def stream(seed, purpose, *key):
     """A generator of its own for each (seed, purpose, key): training step, test length and spacing.
 
-    Streams with different arguments are statistically independent (numpy's SeedSequence), and none
-    depends on how much was drawn from another: any batch can be made again without the ones
-    before it.
+    Streams with different arguments are independent (numpy's SeedSequence), and none depends on how
+    much was drawn from another: any batch can be made again without the ones before it.
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(STREAMS[purpose], *key)))
 

@@ -67,8 +67,7 @@ def wilson(hits, total, z=1.96):
 
 
 def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
-    """Accuracy on `traces` fresh traces, a pure function
-    of (task, length, spacing, traces, seed)."""
+    """Accuracy on fresh traces, a pure function of (task, length, spacing, traces, seed)."""
     rng = stream(seed, "test", length, spacing)
     inputs, targets, reveals = task.training_batch(traces, length, spacing, rng)
     right = right_answers(model, inputs, targets, reveals, device, f"({length},{spacing})")
@@ -81,7 +80,7 @@ def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
 
 
 def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu"):
-    """The table of this file's header, then the accuracy by reveal position at (128, 16)."""
+    """The table of this file's header, then the accuracy by reveal position, at each length."""
     results = []
     print(f"\n{'(L,S)':>10} {'chance':>7} {'all':>7} {'final':>7} {'every':>7}  "
           "95% interval    reveals")
@@ -104,8 +103,7 @@ def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu"):
 # --------------------------------------------------------------------------------------------------
 
 def shortest_words(group, alphabet):
-    """For each element that the alphabet can reach, a shortest word for it:
-    {number: list of commands}.
+    """For each element that the alphabet can reach a shortest word: {number: list of commands}.
 
     Breadth first, so that each word extends a shorter one by one command. The identity has the
     empty word.
@@ -152,8 +150,7 @@ def exhaustive(model, task, device="cpu"):
 
 
 def print_certificate(pairs, failures, task, shown=20):
-    """The count of right pairs, and the first failures,
-    in the notation of the traces (values from 1)."""
+    """The count of right pairs, and the first failures in the notation of the traces."""
     print(f"\nexhaustive: {pairs - len(failures):,} of {pairs:,} (state, command) pairs right, "
           f"{task.group.degree} variables each")
     for state, command, expected, answers in failures[:shown]:

@@ -17,9 +17,9 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 2411.12537); several writes, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
 (arXiv 2104.09864).
 
-Deviations from DeltaNet as usually built, and why: no SiLU on q, k, v (it makes keys positive, and an
-exchange needs a negative entry); hard sigmoids, so that beta = 0 and beta = 2 are reached and not
-merely approached; a write strength apart from beta; one wide convolution ahead of one DeltaNet
+Deviations from DeltaNet as usually built, and why: no SiLU on q, k, v (it makes keys positive, and
+an exchange needs a negative entry); hard sigmoids, so that beta = 0 and beta = 2 are reached and
+not merely approached; a write strength apart from beta; one wide convolution ahead of one DeltaNet
 layer in place of a short one inside each layer.
 
 Does NOT include: dropout, decay gates, key-value caches, weight tying.
