@@ -324,8 +324,9 @@ class ReplTask:
 class WordTask:
     """One token per group element; the label at t is the product of the first t elements.
 
-    Source: Merrill et al. 2024. A sequence-to-sequence task, not next-token prediction. Every position is revealed, so the
+    A sequence-to-sequence task, not next-token prediction. Every position is revealed, so the
     spacing is always 1. With commands="swap" the words are made of transpositions only.
+    Source: Merrill et al. 2024, section 6.
     """
 
     default_curriculum = "2:1,8:1,16:1,32:1,64:1"

@@ -246,7 +246,7 @@ def main(argv=None):
             numbers["exhaustive"] = {"pairs": pairs, "right": pairs - len(failures)}
         if args.plot:
             plot(results, config, args.plot)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     if args.json:
         print(json.dumps(numbers))

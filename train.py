@@ -376,7 +376,7 @@ def main(argv=None):
         make_task_and_model(config)  # refuses bad options before a folder is made
         folder = Path(args.out) if args.out else default_folder(args, parser)
         checkpoint = open_folder(folder, args.resume, config)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
 
     run = Run(config, folder, device)

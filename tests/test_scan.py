@@ -266,3 +266,15 @@ def test_shapes_that_do_not_fit_are_refused_by_letter():
         delta_rule_chunked(q, k, v, beta, state, chunk_size=0)
     with pytest.raises(ValueError, match=r"k must be \[..., T, R, K\]"):
         delta_product(q, k, v, beta, state)
+
+
+def test_the_self_check_prints_its_table_and_fails_on_a_wrong_scan(capsys, monkeypatch, refused):
+    small = ["--batch", "2", "--heads", "1", "--width", "4", "--lengths", "9", "33"]
+    scan.main(small)
+    assert capsys.readouterr().out.count("\n") == 5
+    monkeypatch.setattr(scan, "in_chunks", lambda x, C: x.flip(-2).unsqueeze(-3))
+    with pytest.raises(SystemExit, match="disagrees"):
+        scan.main(small)
+    capsys.readouterr()
+    refused(scan.main, ["--chunk-size", 0], "at least 1")
+    refused(scan.main, ["--lengths", "many"], "invalid int")
