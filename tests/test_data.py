@@ -126,7 +126,7 @@ def test_streams_are_reproducible_and_disjoint():
     """Equal arguments give equal traces; any other seed, purpose, step or length shares none."""
     task, seen = ReplTask(Group("S5")), set()
     keys = [(seed, *key) for seed in (0, 1) for key in
-            [("train", 0), ("train", 1), ("valid",), ("test", 8, 8), ("test", 16, 8),
+            [("train", 0), ("train", 1), ("valid", 0), ("test", 8, 8), ("test", 16, 8),
              ("test", 8, 16)]]
     for key in keys:
         traces = {row.tobytes() for row in task.sample(64, 8, 8, stream(*key))[0]}

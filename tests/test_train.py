@@ -110,6 +110,10 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint(tmp_path, quick, monkeyp
     monkeypatch.setattr(torch, "save", half)
     with pytest.raises(KeyboardInterrupt):
         Run(load_run(tmp_path)[0], tmp_path, "cpu").save()
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "replace", lambda side, path: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Run(load_run(tmp_path)[0], tmp_path, "cpu").save()
     assert (tmp_path / "model.pt").read_bytes() == before
 
 
@@ -212,3 +216,19 @@ def test_the_default_folder_names_what_differs_from_the_defaults(tmp_path, quick
     first, second = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert first.startswith("linrnn-S3-beta_max_1.0-") and first.endswith("-seed3")
     assert second == first.replace("beta_max_1.0-", "")
+
+
+def test_every_step_draws_fresh_traces_and_the_reveal_weight_counts(tmp_path, quick, monkeypatch):
+    """No batch is seen twice in a run; the same batches in a run with another weight in the loss."""
+    seen, real_step = [], train.train_step
+
+    def remember(model, optimizers, inputs, *rest):
+        seen.append(inputs.numpy().tobytes())
+        return real_step(model, optimizers, inputs, *rest)
+
+    monkeypatch.setattr(train, "train_step", remember)
+    for weight in ("0", "1"):
+        main([*SMALL, "--reveal-weight", weight, "--out", str(tmp_path / weight)])
+    assert len(set(seen)) == 15 and seen[:15] == seen[15:]
+    one, other = weights(tmp_path / "0"), weights(tmp_path / "1")
+    assert not torch.equal(one["head.weight"], other["head.weight"])
