@@ -219,7 +219,7 @@ def test_the_default_folder_names_what_differs_from_the_defaults(tmp_path, quick
 
 
 def test_every_step_draws_fresh_traces_and_the_reveal_weight_counts(tmp_path, quick, monkeypatch):
-    """No batch is seen twice in a run; the same batches in a run with another weight in the loss."""
+    """No batch is seen twice in a run; runs with another weight in the loss see the same ones."""
     seen, real_step = [], train.train_step
 
     def remember(model, optimizers, inputs, *rest):
