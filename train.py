@@ -28,6 +28,7 @@ import os
 import pickle
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -350,15 +351,16 @@ def open_folder(folder, resume, config):
 
 def record_run(path, argv, run, results):
     """Append one JSON line: enough to make the run again, and what it reached."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"],
-                            capture_output=True, text=True)
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = (subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+              if shutil.which("git") else "")
     line = {"command": shlex.join(["python", "train.py", *argv]), "seed": run.config["seed"],
             "parameters": sum(weight.numel() for weight in run.model.parameters()),
             "steps": run.progress["step"], "stage_reached": run.progress["stage"] + 1,
             "stages": len(run.config["curriculum"]),
             "minutes": round(run.progress["seconds"] / 60, 3),
             "threads": torch.get_num_threads(), "device": run.device, "torch": torch.__version__,
-            "commit": commit.stdout.strip(), "results": results}
+            "commit": commit, "results": results}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(json.dumps(line) + "\n")
