@@ -199,6 +199,43 @@ def draw_commands(group, commands, shape, rng):
     return group.transpositions[rng.integers(len(group.transpositions), size=shape)]
 
 
+class PairSplit:
+    """Splits the ordered pairs of consecutive commands into seen and held-out ones.
+
+    The pair (g, h) is held out if (a[g] + b[h]) mod N < share N, with two random numberings a, b of
+    the N commands: of the N successors of each command, and of its N predecessors, the same number
+    is held out, so that all commands remain equally frequent. Which pairs are held out does not
+    depend on the seed of a run.
+    Raises: ValueError unless some, and not all, of the pairs are held out.
+    """
+
+    def __init__(self, group, commands, share):
+        self.alphabet = group.elements if commands == "full" else group.transpositions
+        count = len(self.alphabet)
+        self.cut = round(share * count)
+        if not 0 < self.cut < count:
+            raise ValueError(f"the held-out share of the {count} successors of each command must "
+                             f"leave at least one on either side; got {share}, which is {self.cut}")
+        rng = stream(0, "split")
+        self.a, self.b = rng.permutation(count), rng.permutation(count)
+        self.find = self.b.argsort()  # the command h of a given b[h]
+
+    def is_held_out(self, g, h):
+        """Whether the pair (g, h) of command numbers is a held-out one."""
+        return (self.a[g] + self.b[h]) % len(self.alphabet) < self.cut
+
+    def draw(self, shape, rng, held_out):
+        """Random commands of which every consecutive pair is held out, or none: [B, L, n]."""
+        (batch, length), count = shape, len(self.alphabet)
+        low, high = (0, self.cut) if held_out else (self.cut, count)
+        sums = rng.integers(low, high, size=(batch, length))
+        numbers = np.empty((batch, length), int)
+        numbers[:, 0] = rng.integers(count, size=batch)
+        for t in range(1, length):
+            numbers[:, t] = self.find[(sums[:, t] - self.a[numbers[:, t - 1]]) % count]
+        return self.alphabet[numbers]
+
+
 # --------------------------------------------------------------------------------------------------
 # The task as REPL traces
 # --------------------------------------------------------------------------------------------------
@@ -213,10 +250,11 @@ class ReplTask:
     default_curriculum = "2:1,8:1,16:2,32:4,64:8"
     default_lengths = "64:8,128:16,256:32"
 
-    def __init__(self, group, commands="full"):
+    def __init__(self, group, commands="full", hold_out=0.0):
         self.group, self.commands = group, commands
         if commands == "swap":
             group.transpositions  # refuse a group without them here, not at the first batch
+        self.pairs = PairSplit(group, commands, hold_out) if hold_out else None
         names = string.ascii_lowercase[:group.degree]
         values = [str(i + 1) for i in range(group.degree)]
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
@@ -254,14 +292,17 @@ class ReplTask:
         """The text of a sequence of token ids."""
         return "".join(self.vocab[i] for i in ids)
 
-    def sample(self, batch, length, spacing, rng):
-        """Random traces.
+    def sample(self, batch, length, spacing, rng, held_out=False):
+        """Random traces; of a task with held-out pairs, only of these or only of the others.
 
         Shapes: tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
         Raises: ValueError if L is not a positive multiple of S.
         """
         self.check(length, spacing)
-        commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        if self.pairs is None:
+            commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        else:
+            commands = self.pairs.draw((batch, length), rng, held_out)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
         return self.write(commands, asked)
 
@@ -311,10 +352,14 @@ class ReplTask:
         return np.stack([np.broadcast_to(self._id[part] if isinstance(part, str) else part, shape)
                          for part in parts], -1)
 
-    def training_batch(self, batch, length, spacing, rng):
+    def training_batch(self, batch, length, spacing, rng, held_out=False):
         """inputs, targets (next tokens), reveals (targets that are revealed values): [B, T-1]."""
-        tokens, reveals = self.sample(batch, length, spacing, rng)
+        tokens, reveals = self.sample(batch, length, spacing, rng, held_out)
         return tokens[:, :-1], tokens[:, 1:], reveals[:, 1:]
+
+    def test_batch(self, batch, length, spacing, rng):
+        """As training_batch; of a task with held-out pairs, traces made of these alone."""
+        return self.training_batch(batch, length, spacing, rng, held_out=True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -332,7 +377,10 @@ class WordTask:
     default_curriculum = "2:1,8:1,16:1,32:1,64:1"
     default_lengths = "64:1,128:1,256:1"
 
-    def __init__(self, group, commands="full"):
+    def __init__(self, group, commands="full", hold_out=0.0):
+        if hold_out:
+            raise ValueError("held-out pairs of commands are a matter of REPL traces; "
+                             "leave out --hold-out-pairs, or --format word")
         self.group, self.commands = group, commands
         self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
         if commands == "swap":
@@ -357,6 +405,8 @@ class WordTask:
         inputs, targets = self.group.index(commands), self.group.index(run_commands(commands))
         return inputs, targets, np.ones_like(inputs, bool)
 
+    test_batch = training_batch
+
 
 TASKS = {"repl": ReplTask, "word": WordTask}
 
@@ -371,7 +421,7 @@ def parse_stages(text, task):
     return stages
 
 
-STREAMS = {"train": 0, "valid": 1, "test": 2}
+STREAMS = {"train": 0, "valid": 1, "test": 2, "split": 3}
 
 
 def stream(seed, purpose, *key):

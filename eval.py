@@ -69,7 +69,7 @@ def wilson(hits, total, z=1.96):
 def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
     """Accuracy on fresh traces, a pure function of (task, length, spacing, traces, seed)."""
     rng = stream(seed, "test", length, spacing)
-    inputs, targets, reveals = task.training_batch(traces, length, spacing, rng)
+    inputs, targets, reveals = task.test_batch(traces, length, spacing, rng)
     right = right_answers(model, inputs, targets, reveals, device, f"({length},{spacing})")
     every = right.all(1)
     low, high = wilson(every.sum(), traces)

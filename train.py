@@ -3,7 +3,8 @@
 One loop for all models, both formats and all groups. Each step draws fresh traces; nothing is seen
 twice. Training walks through a curriculum of stages LENGTH:SPACING. A stage is left once the model
 answers more than --advance of the reveals in 3 batches running; the last stage lasts --last-steps
-steps. A run that does not get through the earlier stages within --max-steps ends there.
+steps. A run that does not get through the earlier stages within --max-steps ends there. To give
+several models the same traces instead, --stage-steps fixes the steps of every stage.
 
 The learning rates do not decay. The model that is saved and evaluated is instead the mean of the
 weights of all steps of the last stage (stochastic weight averaging, Izmailov et al. 2018,
@@ -70,6 +71,10 @@ def make_parser():
     add("--advance", type=float, default=0.97, help="reveal accuracy that ends a stage")
     add("--last-steps", type=positive, default=150, help="steps of the last stage")
     add("--max-steps", type=positive, default=1500, help="steps before the last stage, at most")
+    add("--stage-steps", help="N,N,...: the steps of each stage, whatever the accuracy "
+        "(in place of the three options above)")
+    add("--hold-out-pairs", type=float, default=0.0, metavar="SHARE",
+        help="of the ordered pairs of consecutive commands: not in training, alone in the test")
     add("--batch", type=positive, default=16, help="traces per step")
     add("--lr", type=positive_float, default=4e-3, help="peak learning rate of AdamW")
     add("--matrix-lr", type=positive_float, default=0.02, help="peak learning rate of Muon")
@@ -105,6 +110,7 @@ def config_of(args):
                          f"got {args.seed}, {args.reveal_weight}")
     config["curriculum"] = parse_stages(args.curriculum or TASKS[args.format].default_curriculum,
                                         TASKS[args.format])
+    config["stage_steps"] = parse_steps(args.stage_steps, len(config["curriculum"]))
     options = options_of(args.model)
     for name in ("beta_max", "householders", "conv_width", "d_model", "heads", "layers"):
         value = config.pop(name)
@@ -116,6 +122,16 @@ def config_of(args):
             # The local block must reach from the last right-hand name over n names to the `=`.
             options[name] = Group(args.group).degree + 3
     return {**config, "options": options}
+
+
+def parse_steps(text, stages):
+    """'900,100' -> [900, 100], a positive number for each stage; None -> None."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text) or text.count(",") != stages - 1:
+        raise ValueError(f"--stage-steps takes a positive number for each of the {stages} stages, "
+                         f"as in {','.join(['100'] * stages)}; got {text}")
+    return [int(steps) for steps in text.split(",")]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -178,7 +194,8 @@ def load_run(folder, device="cpu"):
 
 def make_task_and_model(config):
     """Both as a function of the options: the initial weights depend on the seed only."""
-    task = TASKS[config["format"]](Group(config["group"]), config["commands"])
+    task = TASKS[config["format"]](Group(config["group"]), config["commands"],
+                                   config["hold_out_pairs"])
     torch.manual_seed(config["seed"])
     return task, build(config["model"], len(task.vocab), **config["options"])
 
@@ -221,12 +238,18 @@ def advance(config, progress, accuracy):
     progress["step"] += 1
     progress["stage_step"] += 1
     progress["streak"] = progress["streak"] + 1 if accuracy > config["advance"] else 0
-    if progress["stage"] == len(config["curriculum"]) - 1:
-        progress["finished"] = progress["stage_step"] == config["last_steps"]
-    elif progress["streak"] == STREAK:
-        progress.update(stage=progress["stage"] + 1, stage_step=0, streak=0)
+    last = progress["stage"] == len(config["curriculum"]) - 1
+    if config["stage_steps"]:
+        over = progress["stage_step"] == config["stage_steps"][progress["stage"]]
+    elif last:
+        over = progress["stage_step"] == config["last_steps"]
     else:
-        progress["finished"] = progress["step"] >= config["max_steps"]
+        over = progress["streak"] == STREAK
+        progress["finished"] = not over and progress["step"] >= config["max_steps"]
+    if over and last:
+        progress["finished"] = True
+    elif over:
+        progress.update(stage=progress["stage"] + 1, stage_step=0, streak=0)
 
 
 class Run:
@@ -292,7 +315,8 @@ class Run:
     def train(self, save_every, interrupted):
         """The loop: until the run is finished, or interrupted() says to stop; saves either way."""
         progress, stages = self.progress, self.config["curriculum"]
-        steps = [TYPICAL_STAGE] * (len(stages) - 1) + [self.config["last_steps"]]
+        steps = self.config["stage_steps"] or (
+            [TYPICAL_STAGE] * (len(stages) - 1) + [self.config["last_steps"]])
         bar = tqdm(initial=progress["step"], bar_format="{desc}: {n} steps in {elapsed}{postfix}")
         with open(self.folder / "log.jsonl", "a") as log, bar:
             while not progress["finished"] and not interrupted():
@@ -408,11 +432,13 @@ def main(argv=None):
               "go on with the same command and --resume")
         raise SystemExit(130)
 
-    learned = run.progress["stage"] == len(config["curriculum"]) - 1
-    print(f"trained {run.progress['step']} steps in {run.progress['seconds'] / 60:.2f} minutes; " +
-          ("all stages passed" if learned else
-           f"NOT LEARNED: stage {run.progress['stage'] + 1} was not passed "
-           f"in {config['max_steps']} steps"))
+    if run.progress["stage"] < len(config["curriculum"]) - 1:
+        outcome = (f"NOT LEARNED: stage {run.progress['stage'] + 1} was not passed "
+                   f"in {config['max_steps']} steps")
+    else:
+        outcome = "all stages " + ("made" if config["stage_steps"] else "passed")
+    print(f"trained {run.progress['step']} steps in {run.progress['seconds'] / 60:.2f} minutes; "
+          f"{outcome}")
     from eval import evaluate_and_print  # here, since eval itself reads runs with load_run
     try:
         results = evaluate_and_print(run.result.eval(), run.task, test_lengths, args.traces,

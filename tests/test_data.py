@@ -5,6 +5,7 @@ import code
 import contextlib
 import io
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -120,6 +121,33 @@ def test_a_trace_has_the_stated_number_of_tokens_and_reveals(commands, per_comma
     assert tokens.shape == reveals.shape == (2, 25 + per_command * 64 + 11 * 8)
     assert tokens.dtype == np.int64 and reveals.dtype == bool
     assert (reveals.sum(1) == 8).all() and reveals[:, -2].all()
+
+
+@pytest.mark.parametrize("commands", COMMANDS)
+def test_training_never_shows_a_held_out_pair_and_the_test_shows_no_other(commands):
+    """Read from the text: the pairs of consecutive commands, reveals between them or not, fall into
+    two sets that share nothing and are complete, a tenth of them held out; no command is rare."""
+    task = ReplTask(Group("S5"), commands, hold_out=0.1)
+    count = len(task.pairs.alphabet)
+    pairs = {}
+    for held_out in (False, True):
+        tokens, _ = task.sample(600, 400, 5, np.random.default_rng(held_out), held_out)
+        lines = [[line for line in task.decode(row).splitlines() if ", " in line and "p" not in line]
+                 for row in tokens]
+        pairs[held_out] = {pair for row in lines for pair in zip(row, row[1:])}
+        frequency = Counter(line for row in lines for line in row)
+        assert len(frequency) == count
+        assert max(abs(seen * count / 240_000 - 1) for seen in frequency.values()) < 0.2
+    assert not pairs[False] & pairs[True]
+    assert len(pairs[False]) == 9 * len(pairs[True]) == 0.9 * count**2
+
+
+def test_a_task_with_held_out_pairs_trains_on_the_others_and_is_tested_on_them():
+    task = ReplTask(Group("S3"), hold_out=1 / 6)
+    for make, held_out in [(task.training_batch, False), (task.test_batch, True)]:
+        inputs, _, _ = make(8, 6, 2, np.random.default_rng(0))
+        tokens, _ = task.sample(8, 6, 2, np.random.default_rng(0), held_out)
+        assert (inputs == tokens[:, :-1]).all()
 
 
 def test_streams_are_reproducible_and_disjoint():

@@ -137,14 +137,28 @@ def test_one_loop_trains_every_model_and_format(options, tmp_path, capsys):
 
 
 def test_a_stage_is_left_after_three_good_batches_and_the_last_by_count():
-    config = {"curriculum": [[2, 1], [4, 1]], "advance": 0.9, "last_steps": 2, "max_steps": 100}
+    config = {"curriculum": [[2, 1], [4, 1]], "advance": 0.9, "last_steps": 2, "max_steps": 100,
+              "stage_steps": None}
+    assert stages_of(config, (1, 1, 0.5, 1, 1, 1, 0, 0)) == [0] * 6 + [1, 1]
+
+
+def test_with_stage_steps_the_accuracy_decides_nothing():
+    config = {"curriculum": [[2, 1], [4, 1], [8, 1]], "advance": 0.9, "last_steps": 9,
+              "max_steps": 2, "stage_steps": [4, 1, 3]}
+    assert stages_of(config, (1, 1, 1, 0, 0, 1, 0, 1)) == [0] * 4 + [1] + [2] * 3
+
+
+def stages_of(config, accuracies):
+    """The stage of each step, given the accuracy it measures; finished after the last, not before.
+    """
     progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0, "finished": False}
     stages = []
-    for accuracy in (1, 1, 0.5, 1, 1, 1, 0, 0):
+    for accuracy in accuracies:
         assert not progress["finished"]
         stages.append(progress["stage"])
         train.advance(config, progress, accuracy)
-    assert stages == [0] * 6 + [1, 1] and progress["finished"]
+    assert progress["finished"]
+    return stages
 
 
 def test_a_task_that_is_not_learned_ends_after_max_steps(tmp_path, quick, capsys):
@@ -164,6 +178,9 @@ def test_bad_input_gets_one_line_and_exit_code_2(tmp_path, quick, refused):
             (["--device", "tpu"], ["tpu is not there", "cpu"]),
             (["--batch", "0"], ["must be positive", "got 0"]), (["--lr", "x"], ["--lr"]),
             (["--seed", "-1"], ["negative"]),
+            (["--stage-steps", "5,5"], ["each of the 5 stages", "got 5,5"]),
+            (["--hold-out-pairs", "1"], ["at least one on either side", "120"]),
+            (["--hold-out-pairs", "0.1", "--format", "word"], ["--hold-out-pairs", "word"]),
             (["--group", "A5", "--commands", "swap"], ["transpositions"]),
             (["--format", "word", "--curriculum", "8:2"], ["spacing must be 1"]),
             (["--resume"], ["config.json is missing"])]:
