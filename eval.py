@@ -24,10 +24,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
-from data import parse_stages, stream
-from models import choose_device
+from data import parse_stages, run_commands, stream
+from models import DeltaBlock, choose_device
+from scan import delta_rule_chunked, delta_rule_recurrent, swap_machine_keys
 from train import load_run, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
@@ -166,6 +168,120 @@ def spaced(values):
 
 
 # --------------------------------------------------------------------------------------------------
+# Inside a linear RNN: beta, keys, and what each head is worth
+# --------------------------------------------------------------------------------------------------
+
+def delta_blocks(model):
+    """The DeltaNet layers of a model, in order; none for a Transformer or an LSTM."""
+    return [block for block in model.modules() if isinstance(block, DeltaBlock)]
+
+
+@torch.no_grad()
+def scan_inputs(model, tokens):
+    """What each DeltaNet layer hands to its scan: a list of (q, k, v, beta), one per layer, with
+    the shapes of DeltaBlock.inputs_of_scan.
+    """
+    found = []
+    hooks = [block.register_forward_pre_hook(
+        lambda block, given: found.append(block.inputs_of_scan(given[0])))
+        for block in delta_blocks(model)]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def command_lines(task, of_tokens, length, spacing):
+    """The part of an array over tokens that belongs to commands: [B, T, ...] -> [B, L, line, ...].
+    """
+    batch, rest = len(of_tokens), of_tokens.shape[2:]
+    body = of_tokens[:, task.start_tokens().size:].reshape(batch, length // spacing, -1, *rest)
+    reveal = task.reveal_tokens(np.array(0), np.array(0)).size
+    return body[:, :, :-reveal].reshape(batch, length, -1, *rest)
+
+
+def beta_by_place(model, task, traces=16, length=64, spacing=8, seed=0):
+    """Mean beta at each place in the line of a command: [layers, heads, line]. Figure 5."""
+    tokens, _ = task.sample(traces, length, spacing, stream(seed, "valid"))
+    betas = [beta[..., 0].permute(0, 2, 1) for *_, beta in scan_inputs(model, torch.tensor(tokens))]
+    return torch.stack([command_lines(task, beta, length, spacing).mean((0, 1)).T
+                        for beta in betas])
+
+
+def name_keys(model, task, layer, head, traces=16, length=64, spacing=8, seed=0):
+    """A head's mean key for each left-hand name [n, K], and for the name y as i-th on the right
+    [n, n, K], of full commands. k and -k make the same step: signs are aligned first.
+    """
+    n = task.group.degree
+    tokens, _ = task.sample(traces, length, spacing, stream(seed, "valid"))
+    keys = scan_inputs(model, torch.tensor(tokens))[layer][1][:, head, :, 0]
+    lines = command_lines(task, torch.tensor(tokens), length, spacing).flatten(0, 1)
+    keys = command_lines(task, keys, length, spacing).flatten(0, 1)
+    left, right = keys[:, 1:n + 1], keys[:, n + 2:2 * n + 2]  # `>>> `, n names, ` = `, n names
+    symbols = [str(task.vocab[token])[-1] for token in lines[:, n + 2:2 * n + 2].flatten()]
+    names = torch.tensor([ord(symbol) - ord("a") for symbol in symbols]).view(-1, n)
+    fetched = torch.stack([torch.stack([mean_axis(right[names[:, i] == y, i]) for y in range(n)])
+                           for i in range(n)])
+    return torch.stack([mean_axis(left[:, x]) for x in range(n)]), fetched
+
+
+def mean_axis(keys):
+    """The unit vector closest, up to sign, to the given ones: [count, K] -> [K]."""
+    return torch.linalg.svd(keys, full_matrices=False).Vh[0]
+
+
+def intervene(model, task, limits, length=64, spacing=2, traces=64, seed=0, device="cpu"):
+    """Accuracy over all reveals with the beta of ONE head scaled from [0, beta_max] to [0, limit],
+    the other heads as trained: [layers, heads, limits]. Figure 6 of the paper.
+    """
+    accuracy = []
+    for block in delta_blocks(model):
+        trained, rows = block.beta_max, []
+        for head in range(block.heads):
+            rows.append([])
+            for limit in limits:
+                block.beta_max = torch.full((block.heads, 1, 1), float(trained), device=device)
+                block.beta_max[head] = limit
+                rows[-1].append(evaluate(model, task, length, spacing, traces, seed, device)["all"])
+        block.beta_max = trained
+        accuracy.append(rows)
+    return np.array(accuracy)
+
+
+def print_intervention(accuracy, limits, chance):
+    """The table of intervene(): a row for each head."""
+    print(f"\naccuracy at (64,2) with the beta of one head scaled to [0, limit]; chance {chance:.1%}")
+    print(f"{'limit':>16} " + " ".join(f"{limit:7.2f}" for limit in limits))
+    for (layer, head), row in zip(np.ndindex(accuracy.shape[:2]), accuracy.reshape(-1, len(limits))):
+        print(f"{f'layer {layer} head {head}':>16} " + " ".join(f"{share:7.1%}" for share in row))
+
+
+def swap_machine_errors(group, lengths, dtype, traces=4, seed=0):
+    """The machine of scan.py, set by hand, on random commands: what floating point leaves of it.
+
+    S holds value j in slot i as S[i, j] = 1. Returns, after each of the lengths, the largest
+    distance of an entry of S from its exact value, and the share of variables whose largest entry
+    names the wrong value. bf16 runs as a loop over tokens: torch solves no triangle in it.
+    """
+    scan = delta_rule_recurrent if dtype == torch.bfloat16 else delta_rule_chunked
+    n, rng, done, rows = group.degree, stream(seed, "test", 0), 0, []
+    state = torch.eye(2 * n, n, dtype=dtype).expand(traces, -1, -1)
+    exact = None
+    for length in lengths:
+        while done < length:
+            commands = group.draw((traces, min(1000, length - done)), rng)
+            keys = swap_machine_keys(torch.from_numpy(commands)).to(dtype)
+            _, state = scan(keys, keys, keys.new_zeros(*keys.shape[:-1], n),
+                            keys.new_full(keys.shape[:-1], 2), state)
+            exact = run_commands(commands, exact)[:, -1]
+            done += commands.shape[1]
+        ideal = F.pad(F.one_hot(torch.from_numpy(exact), n), (0, 0, 0, n))
+        rows.append({"commands": length, "error": float((state.double() - ideal).abs().max()),
+                     "wrong": float((state[:, :n].argmax(-1).numpy() != exact).mean())})
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------
 # The figure and the command line
 # --------------------------------------------------------------------------------------------------
 
@@ -222,6 +338,8 @@ def main(argv=None):
                         help="of the traces; any seed is disjoint from training")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
     parser.add_argument("--exhaustive", action="store_true", help="every command from every state")
+    parser.add_argument("--intervene", action="store_true",
+                        help="accuracy with the beta range of each head narrowed, one at a time")
     parser.add_argument("--plot", metavar="FILE", help="write the figure (.png, .pdf, .svg)")
     parser.add_argument("--json", action="store_true",
                         help="print the numbers as one JSON line at the end")
@@ -244,6 +362,14 @@ def main(argv=None):
             pairs, failures = exhaustive(model, task, device)
             print_certificate(pairs, failures, task)
             numbers["exhaustive"] = {"pairs": pairs, "right": pairs - len(failures)}
+        if args.intervene:
+            if not delta_blocks(model):
+                raise ValueError(f"--intervene narrows the beta of a linrnn; "
+                                 f"this run is a {config['model']}")
+            limits = np.linspace(1, 0.5, 6) * config["options"]["beta_max"]
+            accuracy = intervene(model, task, limits, seed=args.seed, device=device)
+            print_intervention(accuracy, limits, task.chance)
+            numbers["intervention"] = {"limits": limits.tolist(), "accuracy": accuracy.tolist()}
         if args.plot:
             plot(results, config, args.plot)
     except (ValueError, OSError) as error:

@@ -1,0 +1,105 @@
+"""What eval.py reports from inside a model is what the model computes."""
+
+import numpy as np
+import pytest
+import torch
+from data import Group, ReplTask
+from eval import (beta_by_place, command_lines, delta_blocks, intervene, main, name_keys,
+                  scan_inputs, swap_machine_errors)
+from models import build
+
+TASK = ReplTask(Group("S4"))
+
+
+def make(layers=1, **options):
+    return build("linrnn", len(TASK.vocab), d_model=32, heads=2, layers=layers, **options)
+
+
+def test_the_lines_of_an_array_are_the_lines_of_the_text():
+    tokens, _ = TASK.sample(3, 12, 4, np.random.default_rng(0))
+    for row, lines in zip(tokens, command_lines(TASK, tokens, 12, 4)):
+        commands = [line for line in TASK.decode(row).splitlines(keepends=True)
+                    if line.startswith(">>> ") and ", " in line and "print" not in line]
+        assert [TASK.decode(line) for line in lines] == commands and len(commands) == 12
+
+
+def test_scan_inputs_are_those_of_every_layer_and_leave_no_trace():
+    """The second layer's inputs depend on the first layer's output: recomputed block by block."""
+    model = make(layers=2)
+    tokens = torch.from_numpy(TASK.sample(2, 3, 1, np.random.default_rng(0))[0])
+    first, second = scan_inputs(model, tokens)
+    local, delta, mlp, deeper, _ = model.blocks
+    x, _ = local(model.embedding(tokens))
+    assert all(map(torch.equal, first, delta.inputs_of_scan(x)))
+    assert all(map(torch.equal, second, deeper.inputs_of_scan(mlp(delta(x)[0]))))
+    assert not any(block._forward_pre_hooks for block in delta_blocks(model))
+    assert delta_blocks(build("lstm", 9)) == []
+
+
+def test_keys_are_sorted_by_name_and_place():
+    """Without a local block a key depends on its token alone: each entry is that token's key."""
+    model = make(conv_width=1)
+    left, right = name_keys(model, TASK, 0, 1, length=32, spacing=8)
+    symbols = torch.arange(len(TASK.vocab)).unsqueeze(0)
+    of_symbol = scan_inputs(model, symbols)[0][1][0, 1, :, 0]
+    for i, place in enumerate("abcd"):
+        for y, name in enumerate("abcd"):
+            token = TASK.encode(name if i == 0 else f", {name}")[0]
+            assert abs(right[i, y] @ of_symbol[token]) > 1 - 1e-5
+        token = TASK.encode(place if i == 0 else f", {place}")[0]
+        assert abs(left[i] @ of_symbol[token]) > 1 - 1e-5
+
+
+def test_beta_by_place_averages_each_place_of_the_command_lines():
+    model = make(conv_width=1)
+    betas = beta_by_place(model, TASK, length=32, spacing=8)
+    assert betas.shape == (1, 2, 11)
+    prompt = torch.tensor([TASK.encode(">>> ")])
+    expected = scan_inputs(model, prompt)[0][3][0, :, 0, 0]
+    assert torch.allclose(betas[0, :, 0], expected, atol=1e-6)
+
+
+def test_an_intervention_narrows_one_head_and_is_undone(monkeypatch):
+    """In the model that is evaluated, the beta of that head is scaled, the other is as trained."""
+    model, seen = make(), []
+    tokens = torch.from_numpy(TASK.sample(2, 3, 1, np.random.default_rng(0))[0])
+    before = scan_inputs(model, tokens)[0][3]
+
+    def look(model, *_):
+        seen.append(scan_inputs(model, tokens)[0][3])
+        return {"all": len(seen) / 10}
+
+    monkeypatch.setattr("eval.evaluate", look)
+    assert intervene(model, TASK, [2.0, 0.5]).tolist() == [[[0.1, 0.2], [0.3, 0.4]]]
+    scales = [(beta / before).mean((0, 2, 3)).tolist() for beta in seen]
+    assert np.allclose(scales, [[1, 1], [0.25, 1], [1, 1], [1, 0.25]], atol=1e-6)
+    assert torch.equal(scan_inputs(model, tokens)[0][3], before)
+
+
+def test_an_intervention_needs_a_linear_rnn(tmp_path, refused):
+    import train
+    train.main(["--model", "lstm", "--group", "S3", "--curriculum", "2:1", "--last-steps", "1",
+                "--batch", "1", "--test-lengths", "2:1", "--traces", "1", "--out", str(tmp_path)])
+    refused(main, [tmp_path, "--intervene", "--lengths", "2:1", "--traces", "1"],
+            "--intervene", "linrnn", "lstm")
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 1e-3)])
+def test_the_hand_built_head_errs_by_rounding_only(dtype, bound):
+    rows = swap_machine_errors(Group("S5"), [10, 1500], dtype)
+    assert [row["commands"] for row in rows] == [10, 1500]
+    assert rows[-1]["error"] < bound and all(row["wrong"] == 0 for row in rows)
+
+
+def test_bfloat16_rounds_the_hand_built_state_back_to_the_exact_one():
+    """Rounding to 8 bits is itself a correction: after each exchange 1 - 2^-12 becomes 1 again."""
+    rows = swap_machine_errors(Group("S5"), [200], torch.bfloat16, traces=2)
+    assert rows[0]["error"] == 0
+
+
+def test_a_state_that_lags_one_command_behind_is_wrong(monkeypatch):
+    """The error compares with data.py's own states: a shifted oracle must show."""
+    from eval import run_commands
+    monkeypatch.setattr("eval.run_commands", lambda commands, state:
+                        run_commands(commands[:, :-1], state))
+    assert swap_machine_errors(Group("S5"), [50], torch.float64)[0]["wrong"] > 0.5
