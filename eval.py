@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from data import parse_stages, run_commands, stream
-from models import DeltaBlock, choose_device
-from scan import delta_rule_chunked, delta_rule_recurrent, swap_machine_keys
+from data import ReplTask, draw_commands, parse_stages, run_commands, stream
+from models import MLP, DeltaBlock, LinRNN, choose_device
+from scan import delta_product, delta_rule_chunked, delta_rule_recurrent, swap_machine_keys
 from train import load_run, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
@@ -168,6 +168,89 @@ def spaced(values):
 
 
 # --------------------------------------------------------------------------------------------------
+# The head that tracks, and the states it passes through
+# --------------------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def tracking_heads(model, task, device="cpu"):
+    """The heads that keep what they held before a trace, and move it: [(entry of the state, head)].
+
+    With nothing to write and S = I at first, the scan over 32 commands returns the product P of its
+    steps. E|P|^2 - |E P|^2 over random traces counts the directions that are kept and moved by the
+    commands: 0 for a head that forgets (P = 0), and for one that merely remembers (P the same for
+    all traces). A group that moves anything moves a direction or more; a head counts from half a
+    direction. Empty for a model that is no linear RNN.
+    """
+    if not isinstance(model, LinRNN):
+        return []
+    check_traces(task, "the tracking heads are found")
+    tokens, _ = task.sample(64, 32, 8, stream(0, "valid", 32, 8))
+    x, entry, found = model.embedding(torch.from_numpy(tokens).to(device)), 0, []
+    for block in model.blocks:
+        if isinstance(block, DeltaBlock):
+            first = len(task.start_tokens())  # the lines `>>> a = 1` overwrite what was there
+            q, k, v, beta = (y[:, :, first:] for y in block.inputs_of_scan(x))
+            eye = torch.eye(k.shape[-1], device=device).expand(*k.shape[:2], -1, -1)
+            P = delta_product(q, k, torch.zeros_like(k), beta, eye)[1]
+            moved = P.square().sum((-2, -1)).mean(0) - P.mean(0).square().sum((-2, -1))
+            found += [(entry, head) for head in (moved > 0.5).nonzero().flatten().tolist()]
+        if isinstance(block, MLP):
+            x = block(x)
+        else:
+            x, entry = block(x)[0], entry + 1
+    return found
+
+
+def check_traces(task, what):
+    """Raises: ValueError unless the task is that of REPL traces."""
+    if not isinstance(task, ReplTask):
+        raise ValueError(f"{what} in REPL traces; this run was trained on words")
+
+
+def command_ends(task, length, spacing):
+    """How many tokens of a trace are read when each of its commands ends: [L]."""
+    zero = np.zeros((), int)
+    command = task.command_tokens(np.arange(task.group.degree)).shape[-1]
+    reveal = task.reveal_tokens(zero, zero).shape[-1]
+    done = np.arange(length)
+    return len(task.start_tokens()) + (done + 1) * command + done // spacing * reveal
+
+
+def read_heads(state, heads):
+    """The S of these heads out of the state of a stream: [B, heads, K, V]."""
+    return torch.stack([state[entry][:, head] for entry, head in heads], 1)
+
+
+@torch.no_grad()
+def collect_states(model, task, heads, traces, length, spacing, rng, device="cpu"):
+    """What the heads hold after each command of fresh traces, and where the trace then is.
+
+    Shapes: states [B, L, heads, K, V]; elements [B, L], the numbers of the true permutations.
+    """
+    commands = draw_commands(task.group, task.commands, (traces, length), rng)
+    asked = rng.integers(task.group.degree, size=(traces, length // spacing))
+    tokens = torch.from_numpy(task.write(commands, asked)[0]).to(device)
+    state, states, begin = None, [], 0
+    for end in command_ends(task, length, spacing):
+        state = model.stream(tokens[:, begin:end], state)[1]
+        states.append(read_heads(state, heads))
+        begin = end
+    return torch.stack(states, 1), task.group.index(run_commands(commands))
+
+
+def spread(states, elements):
+    """Rms distance of the states to the mean of their class, and the least between two class means.
+
+    Shapes: states [N, ...]; elements [N], at least one of them twice.
+    """
+    points, (found, sizes) = states.flatten(1), np.unique(elements, return_counts=True)
+    means = torch.stack([points[torch.from_numpy(elements == e)].mean(0) for e in found])
+    apart = points - means[torch.from_numpy(np.searchsorted(found, elements))]
+    within = (apart.square().sum() / (len(points) - len(found))).sqrt()
+    return within.item(), torch.pdist(means).min().item()
+
+
+# --------------------------------------------------------------------------------------------------
 # Inside a linear RNN: beta, keys, and what each head is worth
 # --------------------------------------------------------------------------------------------------
 
@@ -254,6 +337,25 @@ def print_intervention(accuracy, limits, chance):
     print(f"{'limit':>16} " + " ".join(f"{limit:7.2f}" for limit in limits))
     for (layer, head), row in zip(np.ndindex(accuracy.shape[:2]), accuracy.reshape(-1, len(limits))):
         print(f"{f'layer {layer} head {head}':>16} " + " ".join(f"{share:7.1%}" for share in row))
+
+
+def fit_probe(states, elements, group):
+    """A linear map from a state to its permutation: least squares onto the n x n matrix with a 1
+    where variable i holds value j. Shapes: states [N, ...], elements [N] -> weights [features, nn].
+    """
+    targets = F.one_hot(torch.from_numpy(group.elements[elements]), group.degree).float()
+    return torch.linalg.lstsq(with_one(states), targets.flatten(1), driver="gelsd").solution
+
+
+def probe_accuracy(weights, states, elements, group):
+    """Share of states of which the map reads every variable rightly."""
+    n = group.degree
+    read = (with_one(states) @ weights).view(-1, n, n).argmax(-1)
+    return (read == torch.from_numpy(group.elements[elements])).all(-1).float().mean().item()
+
+
+def with_one(states):
+    return F.pad(states.flatten(1), (0, 1), value=1.0)
 
 
 def swap_machine_errors(group, lengths, dtype, traces=4, seed=0):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from data import Group, ReplTask
-from eval import (beta_by_place, command_lines, delta_blocks, intervene, main, name_keys,
-                  scan_inputs, swap_machine_errors)
+from eval import (beta_by_place, command_lines, delta_blocks, fit_probe, intervene, main,
+                  name_keys, probe_accuracy, scan_inputs, swap_machine_errors)
 from models import build
 
 TASK = ReplTask(Group("S4"))
@@ -103,3 +103,15 @@ def test_a_state_that_lags_one_command_behind_is_wrong(monkeypatch):
     monkeypatch.setattr("eval.run_commands", lambda commands, state:
                         run_commands(commands[:, :-1], state))
     assert swap_machine_errors(Group("S5"), [50], torch.float64)[0]["wrong"] > 0.5
+
+
+def test_the_probe_reads_a_permutation_that_is_there_and_none_that_is_not():
+    """States that are a random linear image of the permutation matrix, moved by a constant: read
+    exactly on fresh elements. Of states without the permutation nothing can be read."""
+    group, rng = TASK.group, np.random.default_rng(0)
+    mix, noise = torch.randn(16, 20), torch.randn(300, 4, 5)
+    elements, fresh = rng.integers(24, size=(2, 300))
+    states, unseen = [(torch.eye(4)[group.elements[e]].flatten(1) @ mix + 3).view(-1, 4, 5)
+                      for e in (elements, fresh)]
+    assert probe_accuracy(fit_probe(states, elements, group), unseen, fresh, group) == 1
+    assert probe_accuracy(fit_probe(noise, elements, group), noise.flip(0), fresh, group) < 0.2
