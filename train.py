@@ -364,6 +364,9 @@ def open_folder(folder, resume, config):
         if checkpoint["config"] != config:
             raise ValueError(f"--resume with other options than those of the run in {folder}: "
                              f"{differences(checkpoint, config)}")
+        if "resume" not in checkpoint:
+            raise ValueError(f"{folder} holds a finished model without its optimisers, as those in "
+                             "results/models/ do: it can be evaluated, not resumed")
         return checkpoint
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty: go on with --resume, "

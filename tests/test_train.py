@@ -117,6 +117,15 @@ def test_a_crash_while_saving_leaves_the_old_checkpoint(tmp_path, quick, monkeyp
     assert (tmp_path / "model.pt").read_bytes() == before
 
 
+def test_a_model_without_its_optimisers_is_evaluated_but_not_resumed(tmp_path, quick, refused):
+    main([*SMALL, "--out", str(tmp_path)])
+    checkpoint = torch.load(tmp_path / "model.pt", weights_only=True)
+    checkpoint.pop("resume")
+    torch.save(checkpoint, tmp_path / "model.pt")
+    load_run(tmp_path)
+    refused(main, [*SMALL, "--out", tmp_path, "--resume"], "not resumed", str(tmp_path))
+
+
 @pytest.mark.parametrize("options", [
     ["--model", "transformer"], ["--model", "lstm"],
     ["--format", "word", "--curriculum", "2:1,4:1"], ["--commands", "swap"],
