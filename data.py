@@ -8,6 +8,12 @@
     >>> print('b', b)                 reveal    one variable, chosen uniformly
     b 3                               .         the 3 is the only token that tests the state
 
+A command may be uncertain: the reader sees the coin, not how it fell. What remains is a belief, a
+distribution over states; the exact filter computes it, and with it the best prediction there is.
+
+    >>> if random() < 0.25: a, b = b, a         new = old[g] with probability 1/4, else new = old
+    ...                                         an empty line ends the command, as in any session
+
 Conventions, the same in every file
     Permutations are arrays of 0-based positions. A command with right-hand side g sets
     new[i] = old[g[i]]. "First g, then h" turns the state s into s[g[h[i]]], so
@@ -23,6 +29,7 @@ Sources
     REPL traces: Siems et al. 2026 (arXiv 2602.14814), section 3. Their tokenizer is that of a large
     language model; ours is a small lossless lexer in which a comma belongs to the name after it.
     `word` format: Merrill, Petty, Sabharwal 2024 (arXiv 2404.08819), section 6.
+    Automata with state reveals: Siems et al. 2026, definition 1.
 
 Next: scan.py, a linear recurrence that can execute such a program.
 """
@@ -33,6 +40,7 @@ import re
 import string
 from functools import cached_property
 from math import factorial, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -200,27 +208,106 @@ def draw_commands(group, commands, shape, rng):
 
 
 # --------------------------------------------------------------------------------------------------
+# Automata whose state is uncertain, and sometimes revealed
+# --------------------------------------------------------------------------------------------------
+
+class PFSA:
+    """A probabilistic automaton with state reveals; its filter is Bayes' rule, one symbol a step.
+
+    A symbol says that the state lies in rho[symbol], and then moves it at random:
+        b <- f(T Z b),    f(x) = x / |x|_1,    Z = diag(rho[symbol]),    T = delta[symbol]
+    A reveal has T = I, a command has Z = I; an automaton whose T are permutations is a plain DFA.
+
+    Shapes: delta [symbols, Q, Q], where delta[symbol, new, old] is a probability; rho bool
+            [symbols, Q]; start [Q]; names: a string for each symbol, for errors.
+    Raises: ValueError unless the start and every column of delta are distributions.
+    Source: Siems et al. 2026, definition 1.
+    """
+
+    def __init__(self, delta, rho, start, names):
+        self.delta, self.rho, self.start = np.asarray(delta, float), np.asarray(rho), start
+        self.names = names
+        for table, what in [(self.delta, "delta: each column"), (np.array(start), "start: it")]:
+            axis = -2 if table.ndim == 3 else -1
+            if (table < 0).any() or np.abs(table.sum(axis) - 1).max() > 1e-12:
+                raise ValueError(f"{what} must be a distribution over the next state: entries of "
+                                 f"at least 0 with the sum 1; got sums of {table.sum(axis).min()} "
+                                 f"to {table.sum(axis).max()}, smallest entry {table.min()}")
+
+    def filter(self, symbols):
+        """The exact belief ahead of each symbol, and the log of each symbol's evidence, |Z b|_1.
+
+        The sum of the second is the log-probability of all that the symbols revealed.
+        Shapes: symbols [B, T] -> beliefs [B, T, Q], log-evidence [B, T], both float64.
+        Raises: ValueError at a reveal that the symbols before it make impossible.
+        Cost: O(B T Q^2).
+        """
+        (batch, length), Q = symbols.shape, len(self.start)
+        beliefs, evidence = np.empty((batch, length, Q)), np.empty((batch, length))
+        belief = np.broadcast_to(self.start, (batch, Q))
+        for t in range(length):
+            beliefs[:, t] = belief
+            survived = belief * self.rho[symbols[:, t]]
+            evidence[:, t] = survived.sum(1)
+            if (evidence[:, t] == 0).any():
+                trace = int(evidence[:, t].argmin())
+                raise ValueError(f"impossible reveal at step {t} of trace {trace}: no state that "
+                                 f"the symbols before it allow is consistent with "
+                                 f"{self.names[symbols[trace, t]]!r}")
+            posterior = survived / evidence[:, t, None]
+            belief = (self.delta[symbols[:, t]] @ posterior[..., None])[..., 0]
+        return beliefs, np.log(evidence)
+
+
+MAX_STATES = 120  # of the exact filter: S5. S6 would have 720, and 36 times the work at each step
+
+
+# --------------------------------------------------------------------------------------------------
 # The task as REPL traces
 # --------------------------------------------------------------------------------------------------
+
+COINS = [0.25, 0.5, 0.75]  # the numbers that an uncertain command may show
+REVEALS = ["random", "periodic", "adversarial"]  # which variables are revealed, see ReplTask.draw
+
+
+class Program(NamedTuple):
+    """The random choices that make traces: ReplTask.write spells them."""
+    commands: np.ndarray  # [B, L, n]
+    asked: np.ndarray  # [B, L/S] the variable of each reveal
+    chance: np.ndarray  # [B, L] the probability that a command is executed; 1 shows no coin
+    executed: np.ndarray  # bool [B, L] how the coins fell, which no reader is told
+
 
 class ReplTask:
     """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
 
     A trace is n lines `>>> a = 1`, then L commands, and after every S of them a reveal:
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
+
+    With uncertain = P > 0, the share P of the commands of each trace stands behind
+    `if random() < p: `, four more tokens each, p uniform over COINS. P is a share and not the p
+    of all commands: then P = 0 is the plain task, and a model must read both sorts in one trace.
+
+    Raises: ValueError for a share outside [0, 1], or swaps of a group without them.
     """
 
     default_curriculum = "2:1,8:1,16:2,32:4,64:8"
     default_lengths = "64:8,128:16,256:32"
 
-    def __init__(self, group, commands="full"):
-        self.group, self.commands = group, commands
+    def __init__(self, group, commands="full", uncertain=0.0):
+        self.group, self.commands, self.uncertain = group, commands, uncertain
         if commands == "swap":
             group.transpositions  # refuse a group without them here, not at the first batch
+        if not 0 <= uncertain <= 1:
+            raise ValueError("uncertain is the share of the commands behind a coin, "
+                             f"between 0 and 1; got {uncertain}")
         names = string.ascii_lowercase[:group.degree]
         values = [str(i + 1) for i in range(group.degree)]
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
         self.vocab = marks + list(names) + [f", {name}" for name in names] + values
+        if uncertain:  # a colon belongs to the number before it
+            self.vocab += ["from random import random", "if random() < ", "... ",
+                           *(f"{coin}: " for coin in COINS)]
         self._id = {symbol: i for i, symbol in enumerate(self.vocab)}
         self._name = np.array([self._id[name] for name in names])
         self._comma_name = np.array([self._id[f", {name}"] for name in names])
@@ -260,32 +347,77 @@ class ReplTask:
         Shapes: tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
         Raises: ValueError if L is not a positive multiple of S.
         """
-        self.check(length, spacing)
-        commands = draw_commands(self.group, self.commands, (batch, length), rng)
-        asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return self.write(commands, asked)
+        return self.write(*self.draw(batch, length, spacing, rng))
 
-    def write(self, commands, asked):
+    def draw(self, batch, length, spacing, rng, reveals="random"):
+        """The choices behind a batch of traces: a Program.
+
+        Every trace has the same number of uncertain commands, P L rounded up or down at random, so
+        that all have the same number of tokens. The variables revealed are
+            random       each one uniform
+            periodic     a, b, c, a, b, c, ...
+            adversarial  always the same x, under the worst commands for a matrix of marginals:
+                         after S certain ones only `if random() < 0.5: x, y = y, x`, and the coin
+                         never lets it happen. So each reveal halves the mass of (y holds its value)
+                         in such a matrix, and the true belief is the same after each.
+        """
+        self.check(length, spacing)
+        n, count = self.group.degree, length // spacing
+        commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        asked = rng.integers(n, size=(batch, count))
+        chance, executed = np.ones((batch, length)), np.ones((batch, length), bool)
+        if reveals == "periodic":
+            asked = np.tile(np.arange(count) % n, (batch, 1))
+        if reveals == "adversarial":
+            swaps = self.group.transpositions
+            swap = swaps[rng.integers(len(swaps), size=batch)]
+            commands[:, spacing:] = swap[:, None]
+            asked[:] = (swap != np.arange(n)).argmax(1)[:, None]
+            chance[:, spacing:], executed[:, spacing:] = 0.5, False
+        elif self.uncertain:
+            behind_coins = int(self.uncertain * length + rng.random())
+            places = rng.random((batch, length)).argsort(1) < behind_coins
+            chance = np.where(places, rng.choice(COINS, (batch, length)), chance)
+            executed = rng.random((batch, length)) < chance
+        return Program(commands, asked, chance, executed)
+
+    def write(self, commands, asked, chance=None, executed=None):
         """The traces of given commands, with the `asked` variables revealed at even spacing.
 
-        Shapes: commands [B, L, n]; asked [B, L/S] -> tokens [B, T], reveals [B, T].
+        Without chance and executed, every command is certain.
+        Shapes: those of Program -> tokens [B, T], reveals [B, T].
         """
         (batch, length, _), count = commands.shape, asked.shape[1]
-        states = run_commands(commands)[:, length // count - 1::length // count]
-        answers = np.take_along_axis(states, asked[..., None], -1)[..., 0]
-        lines = self.command_tokens(commands).reshape(batch, count, -1)
-        body = np.concatenate([lines, self.reveal_tokens(asked, answers)], -1)
+        lines, kept = self.command_tokens(commands), None
+        if self.uncertain and chance is not None:
+            lines, kept = self._behind_coins(lines, chance)
+        answers = self.answers(commands, asked, executed)
+        body = np.concatenate([lines.reshape(batch, count, -1),
+                               self.reveal_tokens(asked, answers)], -1)
         is_answer = np.zeros(body.shape, bool)
         is_answer[..., -2] = True  # `b 3`: the value is the last token but the newline
+        if kept is not None:
+            kept = np.concatenate([kept.reshape(batch, count, -1),
+                                   np.ones((batch, count, 11), bool)], -1)
+            body, is_answer = body[kept].reshape(batch, -1), is_answer[kept].reshape(batch, -1)
         start = np.tile(self.start_tokens(), (batch, 1))
         tokens = np.hstack([start, body.reshape(batch, -1)])
         reveals = np.hstack([np.zeros_like(start, bool), is_answer.reshape(batch, -1)])
         return tokens, reveals
 
+    def answers(self, commands, asked, executed=None):
+        """The revealed values, from 0: [B, L/S]."""
+        spacing = commands.shape[1] // asked.shape[1]
+        if executed is not None:
+            commands = np.where(executed[..., None], commands, np.arange(self.group.degree))
+        states = run_commands(commands)[:, spacing - 1::spacing]
+        return np.take_along_axis(states, asked[..., None], -1)[..., 0]
+
     def start_tokens(self):
-        """`>>> a = 1` and so on, a line for each variable: [5n]."""
+        """`>>> a = 1` and so on, a line for each variable: [5n]; 3 more where coins are needed."""
         lines = self._line(self._name.shape, ">>> ", self._name, " = ", self.value_tokens, "\n")
-        return lines.reshape(-1)
+        coins = self._line((), ">>> ", "from random import random", "\n") if self.uncertain else []
+        return np.concatenate([coins, lines.reshape(-1)]).astype(int)
 
     def command_tokens(self, commands):
         """`>>> a, b, c = c, a, b`: [..., n] -> [..., 2n + 3], or [..., 7] for swaps."""
@@ -299,6 +431,20 @@ class ReplTask:
                  (self._name[side[..., 0]], *np.moveaxis(self._comma_name[side[..., 1:]], -1, 0))]
         half = len(names) // 2
         return self._line(commands.shape[:-1], ">>> ", *names[:half], " = ", *names[half:], "\n")
+
+    def _behind_coins(self, lines, chance):
+        """`>>> if random() < 0.5: a, b = b, a`, and the `... ` under it; which tokens to keep.
+
+        Shapes: lines [B, L, W], chance [B, L] -> tokens, kept [B, L, W + 4].
+        """
+        coins = np.array([self._id[f"{coin}: "] for coin in COINS])
+        number = coins[np.searchsorted(COINS, np.minimum(chance, COINS[-1]))]
+        before = self._line(chance.shape, ">>> ", "if random() < ", number)
+        after = self._line(chance.shape, "... ", "\n")
+        tokens = np.concatenate([before, lines[..., 1:], after], -1)
+        kept = np.ones(tokens.shape, bool)
+        kept[..., [1, 2, -2, -1]] = chance[..., None] < 1
+        return tokens, kept
 
     def reveal_tokens(self, asked, answers):
         """`>>> print('b', b)` and its output `b 3`: [...], [...] -> [..., 11]."""
@@ -316,6 +462,55 @@ class ReplTask:
         tokens, reveals = self.sample(batch, length, spacing, rng)
         return tokens[:, :-1], tokens[:, 1:], reveals[:, 1:]
 
+    @cached_property
+    def automaton(self):
+        """These traces as a PFSA: states are the group's elements, symbols are lines.
+
+        A command of number g and coin number c (the last: certain) is symbol g (coins + 1) + c; the
+        reveals follow, variable by variable. Raises: ValueError above 120 states.
+        """
+        group, n, chances = self.group, self.group.degree, [*COINS, 1.0]
+        if group.order > MAX_STATES:
+            raise ValueError(
+                f"the exact filter of {group.name} would keep {group.order:,} probabilities for a "
+                f"trace and touch {group.order**2:,} at each command: refused above {MAX_STATES} "
+                "states (S5)")
+        everyone = np.arange(group.order)
+        moves = np.eye(group.order)[group.compose(everyone[:, None], everyone)].transpose(1, 2, 0)
+        stays = np.eye(group.order)
+        commands = [p * move + (1 - p) * stays for move in moves for p in chances]
+        shown = group.elements.T[:, None] == np.arange(n)[:, None]  # [variable, value, state]
+        rho = np.concatenate([np.ones((len(commands), group.order), bool),
+                              shown.reshape(n * n, -1)])
+        names = [f"{'' if p == 1 else f'if random() < {p}: '}{group.elements[g] + 1}"
+                 for g in everyone for p in chances]
+        names += [f"{string.ascii_lowercase[i]} {j + 1}" for i in range(n) for j in range(n)]
+        delta = np.concatenate([commands, np.broadcast_to(stays, (n * n, *stays.shape))])
+        return PFSA(delta, rho, stays[0], names)
+
+    def symbols(self, commands, asked, chance, executed):
+        """The automaton's symbols of a Program, commands and reveals in the order of the trace."""
+        (batch, length), count = chance.shape, asked.shape[1]
+        coins = np.searchsorted(COINS, chance)
+        lines = self.group.index(commands) * (len(COINS) + 1) + coins
+        answers = self.answers(commands, asked, executed)
+        reveals = (self.group.order * (len(COINS) + 1)
+                   + asked * self.group.degree + answers)[..., None]
+        return np.concatenate([lines.reshape(batch, count, -1), reveals], -1).reshape(batch, -1)
+
+    def best_predictions(self, program):
+        """What the exact filter expects at each reveal: the best prediction that there is.
+
+        p(value | all lines before, the variable asked for). No other has a smaller expected loss
+        -log p(answer), and its largest entry is the best chance of a right guess.
+        Shapes: -> [B, L/S, n].
+        """
+        (batch, length), count = program.chance.shape, program.asked.shape[1]
+        beliefs, _ = self.automaton.filter(self.symbols(*program))
+        ahead = beliefs[:, length // count::length // count + 1]  # of each reveal
+        holds = self.group.elements.T[:, :, None] == np.arange(self.group.degree)  # [n, Q, n]
+        return (ahead[..., None, :] @ holds[program.asked])[..., 0, :]
+
 
 # --------------------------------------------------------------------------------------------------
 # The same task as words over the group
@@ -332,8 +527,12 @@ class WordTask:
     default_curriculum = "2:1,8:1,16:1,32:1,64:1"
     default_lengths = "64:1,128:1,256:1"
 
-    def __init__(self, group, commands="full"):
+    uncertain = 0.0
+
+    def __init__(self, group, commands="full", uncertain=0.0):
         self.group, self.commands = group, commands
+        if uncertain:
+            raise ValueError("a word has no coins: uncertain commands need the format repl")
         self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
         if commands == "swap":
             group.transpositions
