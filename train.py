@@ -5,6 +5,10 @@ twice. Training walks through a curriculum of stages LENGTH:SPACING. A stage is 
 answers more than --advance of the reveals in 3 batches running; the last stage lasts --last-steps
 steps. A run that does not get through the earlier stages within --max-steps ends there.
 
+With --uncertain P a share P of the commands stands behind a coin. No model can then be right all the
+time, so a stage is left at --advance times the accuracy of the best prediction there is: that of
+the exact filter on the same batch (data.py).
+
 The learning rates do not decay. The model that is saved and evaluated is instead the mean of the
 weights of all steps of the last stage (stochastic weight averaging, Izmailov et al. 2018,
 arXiv 1803.05407). The single weights on the way are far worse: see README.
@@ -59,10 +63,12 @@ def make_parser():
     add("--group", default="S5", help="S<n>, A<n>, Z<n>, D<n> or a product such as A4xZ5")
     add("--format", default="repl", choices=TASKS, help="Python traces, or one token per element")
     add("--commands", default="full", choices=COMMANDS, help="whole elements, or transpositions")
+    add("--uncertain", type=float, default=0.0, metavar="P",
+        help="share of the commands behind `if random() < p:`, 0 to 1")
     add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not")
     add("--householders", type=int, help="linrnn: steps per token, R")
     add("--conv-width", type=int,
-        help="linrnn: tokens that the local block sees (default for traces: n + 3)")
+        help="linrnn: tokens that the local block sees (default for traces: n + 3; uncertain: 2n + 3)")
     add("--d-model", type=int, help="width (default for this and the next two: the model's own)")
     add("--heads", type=int)
     add("--layers", type=int)
@@ -113,8 +119,9 @@ def config_of(args):
         if value is not None:
             options[name] = value
         elif name == "conv_width" and name in options and args.format == "repl":
-            # The local block must reach from the last right-hand name over n names to the `=`.
-            options[name] = Group(args.group).degree + 3
+            # The local block must reach from the last right-hand name over n names to the `=`;
+            # with coins over the n left-hand names, too, to the number of the coin.
+            options[name] = Group(args.group).degree * (2 if args.uncertain else 1) + 3
     return {**config, "options": options}
 
 
@@ -178,7 +185,8 @@ def load_run(folder, device="cpu"):
 
 def make_task_and_model(config):
     """Both as a function of the options: the initial weights depend on the seed only."""
-    task = TASKS[config["format"]](Group(config["group"]), config["commands"])
+    task = TASKS[config["format"]](Group(config["group"]), config["commands"],
+                                   config.get("uncertain", 0.0))  # older runs know no coins
     torch.manual_seed(config["seed"])
     return task, build(config["model"], len(task.vocab), **config["options"])
 
@@ -283,7 +291,12 @@ class Run:
         metrics = train_step(self.model, self.optimizers, *batch, config["reveal_weight"])
         if progress["stage"] == len(config["curriculum"]) - 1:
             self.average.update_parameters(self.model)
-        advance(config, progress, metrics["reveal_accuracy"])
+        if self.task.uncertain:
+            same = stream(config["seed"], "train", progress["step"])
+            program = self.task.draw(config["batch"], length, spacing, same)
+            metrics["bayes_accuracy"] = self.task.best_predictions(program).max(-1).mean()
+        advance(config, progress,
+                metrics["reveal_accuracy"] / metrics.get("bayes_accuracy", 1.0))
         seconds = time.perf_counter() - start
         progress["seconds"] += seconds
         return {"step": progress["step"], "length": length, "spacing": spacing, **metrics,
