@@ -245,17 +245,18 @@ class PFSA:
         (batch, length), Q = symbols.shape, len(self.start)
         beliefs, evidence = np.empty((batch, length, Q)), np.empty((batch, length))
         belief = np.broadcast_to(self.start, (batch, Q))
-        for t in range(length):
-            beliefs[:, t] = belief
-            survived = belief * self.rho[symbols[:, t]]
-            evidence[:, t] = survived.sum(1)
-            if (evidence[:, t] == 0).any():
-                trace = int(evidence[:, t].argmin())
-                raise ValueError(f"impossible reveal at step {t} of trace {trace}: no state that "
-                                 f"the symbols before it allow is consistent with "
-                                 f"{self.names[symbols[trace, t]]!r}")
-            posterior = survived / evidence[:, t, None]
-            belief = (self.delta[symbols[:, t]] @ posterior[..., None])[..., 0]
+        with np.errstate(invalid="ignore"):  # 0 / 0 is reported below
+            for t in range(length):
+                beliefs[:, t] = belief
+                survived = belief * self.rho[symbols[:, t]]
+                evidence[:, t] = survived.sum(1)
+                posterior = survived / evidence[:, t, None]
+                belief = (self.delta[symbols[:, t]] @ posterior[..., None])[..., 0]
+        if (evidence == 0).any():
+            trace, step = min(np.argwhere(evidence == 0), key=lambda place: place[1])
+            raise ValueError(f"impossible reveal at step {step} of trace {trace}: no state that "
+                             f"the symbols before it allow is consistent with "
+                             f"{self.names[symbols[trace, step]]!r}")
         return beliefs, np.log(evidence)
 
 
@@ -593,25 +594,34 @@ def main(argv=None):
     parser.add_argument("--commands", default="full", choices=COMMANDS)
     parser.add_argument("--length", type=int, default=4, help="number of commands")
     parser.add_argument("--spacing", type=int, default=2, help="commands per reveal")
+    parser.add_argument("--uncertain", type=float, default=0.0, metavar="P",
+                        help="share of the commands behind a coin, 0 to 1")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     try:
         group = Group(args.group)
-        task = ReplTask(group, args.commands)
-        tokens, reveals = task.sample(1, args.length, args.spacing, stream(args.seed, "valid"))
+        task = ReplTask(group, args.commands, args.uncertain)
+        program = task.draw(1, args.length, args.spacing, stream(args.seed, "valid"))
+        tokens, reveals = task.write(*program)
+        expected = iter(task.best_predictions(program)[0] if args.uncertain else [])
     except ValueError as error:
         parser.error(str(error))
     print(f"group {group.name}: {group.order:,} elements on {group.degree} points")
     print(f"vocabulary: {len(task.vocab)} symbols; trace: {tokens.shape[1]} tokens, "
           f"{reveals.sum()} reveals; chance {task.chance:.3f}\n")
     names = list(string.ascii_lowercase[:group.degree])
-    state = {}
+    uncertain = program.chance[0] < 1
+    falls = iter(np.where(program.executed[0], 0.0, 1.0)[uncertain])
+    state, width = {"random": lambda: next(falls)}, 6 * group.degree + 6 + 20 * any(uncertain)
     for line in task.decode(tokens[0]).splitlines():
-        if line.startswith(">>> ") and "print" not in line:
+        if line.startswith(">>> ") and "print" not in line and "import" not in line:
             exec(line[4:], state)  # the state shown is Python's own, not ours
         shown = " ".join(str(state.get(name, ".")) for name in names)
         pieces = "|".join(task.vocab[i] for i in task.encode(line))
-        print(f"{line:<{6 * group.degree + 6}} state {shown}   tokens {pieces}")
+        print(f"{line:<{width}} state {shown}   tokens {pieces}")
+        if "print" in line and args.uncertain:
+            chances = ", ".join(f"{i + 1}: {p:.3f}" for i, p in enumerate(next(expected)))
+            print(f"{'':<{width}} filter {chances}")
 
 
 if __name__ == "__main__":

@@ -376,16 +376,16 @@ def marginal_reveals(asked, answers, n):
 
 
 def sinkhorn(H_KV, tolerance=1e-9, rounds=1000):
-    """Rows, then columns, divided by their sums until all sums are 1: a doubly stochastic matrix.
+    """Columns, then rows, divided by their sums until all sums are 1: a doubly stochastic matrix.
 
     A row or column of zeros, which only underflow makes, stays as it is.
     Source: Sinkhorn and Knopp 1967.
     """
     tiny = torch.finfo(H_KV.dtype).tiny
     for _ in range(rounds):
-        H_KV = H_KV / H_KV.sum(-1, keepdim=True).clamp_min(tiny)
         H_KV = H_KV / H_KV.sum(-2, keepdim=True).clamp_min(tiny)
-        if (H_KV.sum(-1) - 1).abs().max() < tolerance:
+        H_KV = H_KV / H_KV.sum(-1, keepdim=True).clamp_min(tiny)
+        if (H_KV.sum(-2) - 1).abs().max() < tolerance:
             break
     return H_KV
 
@@ -417,7 +417,8 @@ def compose(later, earlier):
     mantissa_KV, exponent_KV = torch.frexp(M1_KV)
     exponent_KV = torch.where(mantissa_KV != 0, exponent_KV + s2_K.unsqueeze(-1), NEVER)
     c_V = exponent_KV.amax(-2)
-    M1_KV = torch.ldexp(mantissa_KV.expand_as(exponent_KV), exponent_KV - c_V.unsqueeze(-2))
+    below_KV = (exponent_KV - c_V.unsqueeze(-2)).clamp_min(-2000)  # ldexp reads 32 bits only
+    M1_KV = torch.ldexp(mantissa_KV.expand_as(below_KV), below_KV)
     return rescale(M2_KK @ M1_KV, s1_V + c_V)
 
 

@@ -388,7 +388,9 @@ def main(argv=None):
         test_lengths = parse_stages(args.test_lengths or TASKS[args.format].default_lengths,
                                     TASKS[args.format])
         device = choose_device(args.device)
-        make_task_and_model(config)  # refuses bad options before a folder is made
+        task, _ = make_task_and_model(config)  # refuses bad options before a folder is made
+        if task.uncertain:
+            task.automaton  # and a group that is too large for the exact filter
         folder = Path(args.out) if args.out else default_folder(args, parser)
         checkpoint = open_folder(folder, args.resume, config)
     except (ValueError, OSError) as error:
