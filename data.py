@@ -350,8 +350,8 @@ class ReplTask:
         """
         return self.write(*self.draw(batch, length, spacing, rng))
 
-    def draw(self, batch, length, spacing, rng, reveals="random"):
-        """The choices behind a batch of traces: a Program.
+    def draw(self, batch, length, spacing, rng, reveals="random", share=None):
+        """The choices behind a batch of traces: a Program. The share P is the task's if not given.
 
         Every trace has the same number of uncertain commands, P L rounded up or down at random, so
         that all have the same number of tokens. The variables revealed are
@@ -367,6 +367,7 @@ class ReplTask:
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         asked = rng.integers(n, size=(batch, count))
         chance, executed = np.ones((batch, length)), np.ones((batch, length), bool)
+        share = self.uncertain if share is None else share
         if reveals == "periodic":
             asked = np.tile(np.arange(count) % n, (batch, 1))
         if reveals == "adversarial":
@@ -375,8 +376,8 @@ class ReplTask:
             commands[:, spacing:] = swap[:, None]
             asked[:] = (swap != np.arange(n)).argmax(1)[:, None]
             chance[:, spacing:], executed[:, spacing:] = 0.5, False
-        elif self.uncertain:
-            behind_coins = int(self.uncertain * length + rng.random())
+        elif share:
+            behind_coins = int(share * length + rng.random())
             places = rng.random((batch, length)).argsort(1) < behind_coins
             chance = np.where(places, rng.choice(COINS, (batch, length)), chance)
             executed = rng.random((batch, length)) < chance

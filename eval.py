@@ -143,11 +143,15 @@ def against_filter(model, task, program, device, note=None):
 # The table
 # --------------------------------------------------------------------------------------------------
 
-def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu", reveals="random"):
-    """Accuracy on fresh traces, a pure function of the arguments but the device."""
+def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu", reveals="random",
+             share=None):
+    """Accuracy on fresh traces, a pure function of the arguments but the device.
+
+    A share, even 0, asks for the comparison with the filter on traces of that share.
+    """
     rng = stream(seed, "test", length, spacing)
-    if task.uncertain:
-        program = task.draw(traces, length, spacing, rng, reveals)
+    if task.uncertain or share is not None:
+        program = task.draw(traces, length, spacing, rng, reveals, share)
         right, compared = against_filter(model, task, program, device, f"({length},{spacing})")
     else:
         inputs, targets, where = task.training_batch(traces, length, spacing, rng)
@@ -161,20 +165,21 @@ def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu", rev
             "by_position": right.mean(0).tolist(), **compared}
 
 
-def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu", reveals="random"):
+def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu", reveals="random",
+                       share=None):
     """The table of this file's header, then the accuracy by reveal position, at each length."""
-    results = []
+    results, compared = [], task.uncertain or share is not None
     print(f"\n{'(L,S)':>10} {'chance':>7} {'all':>7} {'final':>7} {'every':>7}  "
           "95% interval    reveals" + (
-              "    bayes       KL   excess  KL of marginals" if task.uncertain else ""))
+              "    bayes       KL   excess  KL of marginals" if compared else ""))
     for length, spacing in lengths:
-        row = evaluate(model, task, length, spacing, traces, seed, device, reveals)
+        row = evaluate(model, task, length, spacing, traces, seed, device, reveals, share)
         results.append(row)
         print(f"{f'({length},{spacing})':>10} {row['chance']:7.1%} {row['all']:7.2%} "
               f"{row['final']:7.2%} {row['every']:7.1%}  "
               f"{row['every_low']:.1%} - {row['every_high']:.1%}{row['reveals']:>10,}" + (
                   "  {bayes:7.2%} {kl:8.4f} {excess:8.4f}         {kl_marginal:8.4f}".format(**row)
-                  if task.uncertain else ""))
+                  if compared else ""))
     print("accuracy by reveal position:")
     for row in results:
         shown = row["by_position"][::max(1, len(row["by_position"]) // 8)]
@@ -305,6 +310,8 @@ def main(argv=None):
     parser.add_argument("--traces", type=int, default=256, help="fresh traces for each length")
     parser.add_argument("--seed", type=int, default=0,
                         help="of the traces; any seed is disjoint from training")
+    parser.add_argument("--uncertain", type=float, metavar="P",
+                        help="share of uncertain commands in the traces (default: the run's own)")
     parser.add_argument("--reveals", default="random", choices=REVEALS,
                         help="which variables are revealed (a run with --uncertain)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
@@ -322,12 +329,16 @@ def main(argv=None):
         device = choose_device(args.device)
         config, task, model = load_run(args.run, device)
         lengths = parse_stages(args.lengths or task.default_lengths, task)
-        if args.reveals != "random" and not task.uncertain:
-            raise ValueError(f"--reveals {args.reveals} asks how a belief is tracked; this run was "
-                             "trained without --uncertain")
+        if (args.uncertain or args.reveals != "random") and not task.uncertain:
+            raise ValueError("--uncertain and --reveals ask how a belief is tracked; this run was "
+                             "trained without --uncertain and knows no coins")
+        if not 0 <= (args.uncertain or 0) <= 1:
+            raise ValueError(f"--uncertain must lie between 0 and 1; got {args.uncertain}")
         results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device,
-                                     args.reveals)
+                                     args.reveals, args.uncertain)
         numbers = {"config": config, "results": results}
+        if "kl" in results[0]:
+            numbers |= {"uncertain": args.uncertain, "reveals": args.reveals}
         if args.exhaustive and config["format"] != "repl":
             raise ValueError("--exhaustive reads variables out of REPL traces; "
                              "this run was trained on words")

@@ -533,6 +533,9 @@ def test_an_uncertain_run_is_trained_evaluated_and_recorded(run, capsys):
         assert "bayes" in out and "KL" in out
         shown[reveals] = json.loads(out.splitlines()[-1])["results"][0]
     assert shown["random"] == row
+    main([str(run / "run"), "--lengths", "4:2", "--traces", "4", "--uncertain", "0", "--json"])
+    certain = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][0]
+    assert certain["bayes"] == 1 and abs(certain["kl"] - certain["excess"]) < 1e-12
     assert len({r["kl"] for r in shown.values()}) == 3
 
 
@@ -587,6 +590,11 @@ def test_a_share_outside_0_and_1_is_refused(share, refused, tmp_path):
     refused(show, ["--uncertain", share], "between 0 and 1")
 
 
+def test_an_evaluation_at_a_share_outside_0_and_1_is_refused(run, refused):
+    for share in ("-0.1", "1.5", "nan"):
+        refused(main, [run / "run", "--uncertain", share], "between 0 and 1")
+
+
 def test_a_table_that_is_no_distribution_is_refused():
     for delta, start in [([[[0.5]]], [1.0]), ([[[1.0]]], [0.9]),
                          ([[[1.5, 0], [-0.5, 1]]], [1.0, 0.0])]:
@@ -601,7 +609,8 @@ def test_bad_requests_get_one_line(tmp_path, refused):
     train(["--group", "S3", "--curriculum", "2:1", "--d-model", "8", "--heads", "1",
            "--last-steps", "1", "--batch", "2", "--test-lengths", "2:1", "--traces", "2",
            *map(str, out)])
-    refused(main, [tmp_path / "run", "--reveals", "periodic"], "--uncertain")
+    for options in (["--reveals", "periodic"], ["--uncertain", "0.5"]):
+        refused(main, [tmp_path / "run", *options], "trained without --uncertain")
 
 
 def test_the_sample_shown_to_a_reader_carries_what_the_filter_expects(capsys):
