@@ -219,20 +219,26 @@ class PFSA:
     A reveal has T = I, a command has Z = I; an automaton whose T are permutations is a plain DFA.
 
     Shapes: delta [symbols, Q, Q], where delta[symbol, new, old] is a probability; rho bool
-            [symbols, Q]; start [Q]; names: a string for each symbol, for errors.
-    Raises: ValueError unless the start and every column of delta are distributions.
-    Source: Siems et al. 2026, definition 1.
+            [symbols, Q]; start [Q], a distribution too. Errors call the symbols by their names.
+    Raises: ValueError for shapes that do not fit, or columns that are no distribution.
+    Source: Siems et al. 2026, definition 1 (there the start is one state).
     """
 
-    def __init__(self, delta, rho, start, names):
-        self.delta, self.rho, self.start = np.asarray(delta, float), np.asarray(rho), start
-        self.names = names
-        for table, what in [(self.delta, "delta: each column"), (np.array(start), "start: it")]:
-            axis = -2 if table.ndim == 3 else -1
-            if (table < 0).any() or np.abs(table.sum(axis) - 1).max() > 1e-12:
-                raise ValueError(f"{what} must be a distribution over the next state: entries of "
-                                 f"at least 0 with the sum 1; got sums of {table.sum(axis).min()} "
-                                 f"to {table.sum(axis).max()}, smallest entry {table.min()}")
+    def __init__(self, delta, rho, start, names=None):
+        self.delta, self.rho = np.asarray(delta, float), np.asarray(rho, bool)
+        self.start = np.asarray(start, float)
+        symbols, Q = self.rho.shape
+        self.names = names or range(symbols)
+        if self.delta.shape != (symbols, Q, Q) or self.start.shape != (Q,):
+            raise ValueError(f"rho {self.rho.shape} has {symbols} symbols and {Q} states: delta "
+                             f"must be {(symbols, Q, Q)} and start {(Q,)}; got "
+                             f"{self.delta.shape} and {self.start.shape}")
+        for name, table in [("delta", self.delta), ("start", self.start[:, None])]:
+            sums = table.sum(-2)
+            if not (table.min() >= 0 and np.abs(sums - 1).max() < 1e-12):
+                raise ValueError(f"each column of {name} must be a distribution, at least 0 and of "
+                                 f"sum 1; got entries from {table.min()}, sums from {sums.min()} "
+                                 f"to {sums.max()}")
 
     def filter(self, symbols):
         """The exact belief ahead of each symbol, and the log of each symbol's evidence, |Z b|_1.
@@ -484,8 +490,7 @@ class ReplTask:
         shown = group.elements.T[:, None] == np.arange(n)[:, None]  # [variable, value, state]
         rho = np.concatenate([np.ones((len(commands), group.order), bool),
                               shown.reshape(n * n, -1)])
-        names = [f"{'' if p == 1 else f'if random() < {p}: '}{group.elements[g] + 1}"
-                 for g in everyone for p in chances]
+        names = [f"{g + 1} with probability {p}" for g in group.elements for p in chances]
         names += [f"{string.ascii_lowercase[i]} {j + 1}" for i in range(n) for j in range(n)]
         delta = np.concatenate([commands, np.broadcast_to(stays, (n * n, *stays.shape))])
         return PFSA(delta, rho, stays[0], names)

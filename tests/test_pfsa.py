@@ -597,9 +597,11 @@ def test_an_evaluation_at_a_share_outside_0_and_1_is_refused(run, refused):
 
 def test_a_table_that_is_no_distribution_is_refused():
     for delta, start in [([[[0.5]]], [1.0]), ([[[1.0]]], [0.9]),
-                         ([[[1.5, 0], [-0.5, 1]]], [1.0, 0.0])]:
+                         ([[[1.5, 0], [-0.5, 1]]], [1.0, 0.0]), ([[[math.nan]]], [1.0])]:
         with pytest.raises(ValueError, match="distribution"):
-            PFSA(delta, [[True] * len(start)], start, ["x"])
+            PFSA(delta, [[True] * len(start)], start)
+    with pytest.raises(ValueError, match=r"rho \(1, 2\) has 1 symbols and 2 states"):
+        PFSA([[[1.0]]], [[True, True]], [1.0, 0.0])
 
 
 def test_bad_requests_get_one_line(tmp_path, refused):
