@@ -8,6 +8,12 @@
     >>> print('b', b)                 reveal    one variable, chosen uniformly
     b 3                               .         the 3 is the only token that tests the state
 
+A command may be uncertain: the reader sees the coin, not how it fell. What remains is a belief, a
+distribution over states; the exact filter computes it, and with it the best prediction there is.
+
+    >>> if random() < 0.25: a, b = b, a         new = old[g] with probability 1/4, else new = old
+    ...                                         an empty line ends the command, as in any session
+
 Conventions, the same in every file
     Permutations are arrays of 0-based positions. A command with right-hand side g sets
     new[i] = old[g[i]]. "First g, then h" turns the state s into s[g[h[i]]], so
@@ -23,6 +29,7 @@ Sources
     REPL traces: Siems et al. 2026 (arXiv 2602.14814), section 3. Their tokenizer is that of a large
     language model; ours is a small lossless lexer in which a comma belongs to the name after it.
     `word` format: Merrill, Petty, Sabharwal 2024 (arXiv 2404.08819), section 6.
+    Automata with state reveals: Siems et al. 2026, definition 1.
 
 Next: scan.py, a linear recurrence that can execute such a program.
 """
@@ -33,6 +40,7 @@ import re
 import string
 from functools import cached_property
 from math import factorial, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -237,28 +245,114 @@ class PairSplit:
 
 
 # --------------------------------------------------------------------------------------------------
+# Automata whose state is uncertain, and sometimes revealed
+# --------------------------------------------------------------------------------------------------
+
+class PFSA:
+    """A probabilistic automaton with state reveals; its filter is Bayes' rule, one symbol a step.
+
+    A symbol says that the state lies in rho[symbol], and then moves it at random:
+        b <- f(T Z b),    f(x) = x / |x|_1,    Z = diag(rho[symbol]),    T = delta[symbol]
+    A reveal has T = I, a command has Z = I; an automaton whose T are permutations is a plain DFA.
+
+    Shapes: delta [symbols, Q, Q], where delta[symbol, new, old] is a probability; rho bool
+            [symbols, Q]; start [Q], a distribution too. Errors call the symbols by their names.
+    Raises: ValueError for shapes that do not fit, or columns that are no distribution.
+    Source: Siems et al. 2026, definition 1 (there the start is one state).
+    """
+
+    def __init__(self, delta, rho, start, names=None):
+        self.delta, self.rho = np.asarray(delta, float), np.asarray(rho, bool)
+        self.start = np.asarray(start, float)
+        symbols, Q = self.rho.shape
+        self.names = names or range(symbols)
+        if self.delta.shape != (symbols, Q, Q) or self.start.shape != (Q,):
+            raise ValueError(f"rho {self.rho.shape} has {symbols} symbols and {Q} states: delta "
+                             f"must be {(symbols, Q, Q)} and start {(Q,)}; got "
+                             f"{self.delta.shape} and {self.start.shape}")
+        for name, table in [("delta", self.delta), ("start", self.start[:, None])]:
+            sums = table.sum(-2)
+            if not (table.min() >= 0 and np.abs(sums - 1).max() < 1e-12):
+                raise ValueError(f"each column of {name} must be a distribution, at least 0 and of "
+                                 f"sum 1; got entries from {table.min()}, sums from {sums.min()} "
+                                 f"to {sums.max()}")
+
+    def filter(self, symbols):
+        """The exact belief ahead of each symbol, and the log of each symbol's evidence, |Z b|_1.
+
+        The sum of the second is the log-probability of all that the symbols revealed.
+        Shapes: symbols [B, T] -> beliefs [B, T, Q], log-evidence [B, T], both float64.
+        Raises: ValueError at a reveal that the symbols before it make impossible.
+        Cost: O(B T Q^2).
+        """
+        (batch, length), Q = symbols.shape, len(self.start)
+        beliefs, evidence = np.empty((batch, length, Q)), np.empty((batch, length))
+        belief = np.broadcast_to(self.start, (batch, Q))
+        with np.errstate(invalid="ignore"):  # 0 / 0 is reported below
+            for t in range(length):
+                beliefs[:, t] = belief
+                survived = belief * self.rho[symbols[:, t]]
+                evidence[:, t] = survived.sum(1)
+                posterior = survived / evidence[:, t, None]
+                belief = (self.delta[symbols[:, t]] @ posterior[..., None])[..., 0]
+        if (evidence == 0).any():
+            trace, step = min(np.argwhere(evidence == 0), key=lambda place: place[1])
+            raise ValueError(f"impossible reveal at step {step} of trace {trace}: no state that "
+                             f"the symbols before it allow is consistent with "
+                             f"{self.names[symbols[trace, step]]!r}")
+        return beliefs, np.log(evidence)
+
+
+MAX_STATES = 120  # of the exact filter: S5. S6 would have 720, and 36 times the work at each step
+
+
+# --------------------------------------------------------------------------------------------------
 # The task as REPL traces
 # --------------------------------------------------------------------------------------------------
+
+COINS = [0.25, 0.5, 0.75]  # the numbers that an uncertain command may show
+REVEALS = ["random", "periodic", "adversarial"]  # which variables are revealed, see ReplTask.draw
+
+
+class Program(NamedTuple):
+    """The random choices that make traces: ReplTask.write spells them."""
+    commands: np.ndarray  # [B, L, n]
+    asked: np.ndarray  # [B, L/S] the variable of each reveal
+    chance: np.ndarray  # [B, L] the probability that a command is executed; 1 shows no coin
+    executed: np.ndarray  # bool [B, L] how the coins fell, which no reader is told
+
 
 class ReplTask:
     """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
 
     A trace is n lines `>>> a = 1`, then L commands, and after every S of them a reveal:
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
+
+    With uncertain = P > 0, the share P of the commands of each trace stands behind
+    `if random() < p: `, four more tokens each, p uniform over COINS. P is a share and not the p
+    of all commands: then P = 0 is the plain task, and a model must read both sorts in one trace.
+
+    Raises: ValueError for a share outside [0, 1], or swaps of a group without them.
     """
 
     default_curriculum = "2:1,8:1,16:2,32:4,64:8"
     default_lengths = "64:8,128:16,256:32"
 
-    def __init__(self, group, commands="full", hold_out=0.0):
-        self.group, self.commands = group, commands
+    def __init__(self, group, commands="full", uncertain=0.0, hold_out=0.0):
+        self.group, self.commands, self.uncertain = group, commands, uncertain
         if commands == "swap":
             group.transpositions  # refuse a group without them here, not at the first batch
+        if not 0 <= uncertain <= 1:
+            raise ValueError("uncertain is the share of the commands behind a coin, "
+                             f"between 0 and 1; got {uncertain}")
         self.pairs = PairSplit(group, commands, hold_out) if hold_out else None
         names = string.ascii_lowercase[:group.degree]
         values = [str(i + 1) for i in range(group.degree)]
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
         self.vocab = marks + list(names) + [f", {name}" for name in names] + values
+        if uncertain:  # a colon belongs to the number before it
+            self.vocab += ["from random import random", "if random() < ", "... ",
+                           *(f"{coin}: " for coin in COINS)]
         self._id = {symbol: i for i, symbol in enumerate(self.vocab)}
         self._name = np.array([self._id[name] for name in names])
         self._comma_name = np.array([self._id[f", {name}"] for name in names])
@@ -298,35 +392,82 @@ class ReplTask:
         Shapes: tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
         Raises: ValueError if L is not a positive multiple of S.
         """
+        program = self.draw(batch, length, spacing, rng, held_out=held_out)
+        return self.write(*program)
+
+    def draw(self, batch, length, spacing, rng, reveals="random", share=None, held_out=False):
+        """The choices behind a batch of traces: a Program. The share P is the task's if not given.
+
+        Every trace has the same number of uncertain commands, P L rounded up or down at random, so
+        that all have the same number of tokens. The variables revealed are
+            random       each one uniform
+            periodic     a, b, c, a, b, c, ...
+            adversarial  always the same x, under the worst commands for a matrix of marginals:
+                         after S certain ones only `if random() < 0.5: x, y = y, x`, and the coin
+                         never lets it happen. So each reveal halves the mass of (y holds its value)
+                         in such a matrix, and the true belief is the same after each.
+        """
         self.check(length, spacing)
+        n, count = self.group.degree, length // spacing
         if self.pairs is None:
             commands = draw_commands(self.group, self.commands, (batch, length), rng)
         else:
             commands = self.pairs.draw((batch, length), rng, held_out)
-        asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return self.write(commands, asked)
+        asked = rng.integers(n, size=(batch, count))
+        chance, executed = np.ones((batch, length)), np.ones((batch, length), bool)
+        share = self.uncertain if share is None else share
+        if reveals == "periodic":
+            asked = np.tile(np.arange(count) % n, (batch, 1))
+        if reveals == "adversarial":
+            swaps = self.group.transpositions
+            swap = swaps[rng.integers(len(swaps), size=batch)]
+            commands[:, spacing:] = swap[:, None]
+            asked[:] = (swap != np.arange(n)).argmax(1)[:, None]
+            chance[:, spacing:], executed[:, spacing:] = 0.5, False
+        elif share:
+            behind_coins = int(share * length + rng.random())
+            places = rng.random((batch, length)).argsort(1) < behind_coins
+            chance = np.where(places, rng.choice(COINS, (batch, length)), chance)
+            executed = rng.random((batch, length)) < chance
+        return Program(commands, asked, chance, executed)
 
-    def write(self, commands, asked):
+    def write(self, commands, asked, chance=None, executed=None):
         """The traces of given commands, with the `asked` variables revealed at even spacing.
 
-        Shapes: commands [B, L, n]; asked [B, L/S] -> tokens [B, T], reveals [B, T].
+        Without chance and executed, every command is certain.
+        Shapes: those of Program -> tokens [B, T], reveals [B, T].
         """
         (batch, length, _), count = commands.shape, asked.shape[1]
-        states = run_commands(commands)[:, length // count - 1::length // count]
-        answers = np.take_along_axis(states, asked[..., None], -1)[..., 0]
-        lines = self.command_tokens(commands).reshape(batch, count, -1)
-        body = np.concatenate([lines, self.reveal_tokens(asked, answers)], -1)
+        lines, kept = self.command_tokens(commands), None
+        if self.uncertain and chance is not None:
+            lines, kept = self._behind_coins(lines, chance)
+        answers = self.answers(commands, asked, executed)
+        body = np.concatenate([lines.reshape(batch, count, -1),
+                               self.reveal_tokens(asked, answers)], -1)
         is_answer = np.zeros(body.shape, bool)
         is_answer[..., -2] = True  # `b 3`: the value is the last token but the newline
+        if kept is not None:
+            kept = np.concatenate([kept.reshape(batch, count, -1),
+                                   np.ones((batch, count, 11), bool)], -1)
+            body, is_answer = body[kept].reshape(batch, -1), is_answer[kept].reshape(batch, -1)
         start = np.tile(self.start_tokens(), (batch, 1))
         tokens = np.hstack([start, body.reshape(batch, -1)])
         reveals = np.hstack([np.zeros_like(start, bool), is_answer.reshape(batch, -1)])
         return tokens, reveals
 
+    def answers(self, commands, asked, executed=None):
+        """The revealed values, from 0: [B, L/S]."""
+        spacing = commands.shape[1] // asked.shape[1]
+        if executed is not None:
+            commands = np.where(executed[..., None], commands, np.arange(self.group.degree))
+        states = run_commands(commands)[:, spacing - 1::spacing]
+        return np.take_along_axis(states, asked[..., None], -1)[..., 0]
+
     def start_tokens(self):
-        """`>>> a = 1` and so on, a line for each variable: [5n]."""
+        """`>>> a = 1` and so on, a line for each variable: [5n]; 3 more where coins are needed."""
         lines = self._line(self._name.shape, ">>> ", self._name, " = ", self.value_tokens, "\n")
-        return lines.reshape(-1)
+        coins = self._line((), ">>> ", "from random import random", "\n") if self.uncertain else []
+        return np.concatenate([coins, lines.reshape(-1)]).astype(int)
 
     def command_tokens(self, commands):
         """`>>> a, b, c = c, a, b`: [..., n] -> [..., 2n + 3], or [..., 7] for swaps."""
@@ -340,6 +481,20 @@ class ReplTask:
                  (self._name[side[..., 0]], *np.moveaxis(self._comma_name[side[..., 1:]], -1, 0))]
         half = len(names) // 2
         return self._line(commands.shape[:-1], ">>> ", *names[:half], " = ", *names[half:], "\n")
+
+    def _behind_coins(self, lines, chance):
+        """`>>> if random() < 0.5: a, b = b, a`, and the `... ` under it; which tokens to keep.
+
+        Shapes: lines [B, L, W], chance [B, L] -> tokens, kept [B, L, W + 4].
+        """
+        coins = np.array([self._id[f"{coin}: "] for coin in COINS])
+        number = coins[np.searchsorted(COINS, np.minimum(chance, COINS[-1]))]
+        before = self._line(chance.shape, ">>> ", "if random() < ", number)
+        after = self._line(chance.shape, "... ", "\n")
+        tokens = np.concatenate([before, lines[..., 1:], after], -1)
+        kept = np.ones(tokens.shape, bool)
+        kept[..., [1, 2, -2, -1]] = chance[..., None] < 1
+        return tokens, kept
 
     def reveal_tokens(self, asked, answers):
         """`>>> print('b', b)` and its output `b 3`: [...], [...] -> [..., 11]."""
@@ -361,6 +516,54 @@ class ReplTask:
         """As training_batch; of a task with held-out pairs, traces made of these alone."""
         return self.training_batch(batch, length, spacing, rng, held_out=True)
 
+    @cached_property
+    def automaton(self):
+        """These traces as a PFSA: states are the group's elements, symbols are lines.
+
+        A command of number g and coin number c (the last: certain) is symbol g (coins + 1) + c; the
+        reveals follow, variable by variable. Raises: ValueError above 120 states.
+        """
+        group, n, chances = self.group, self.group.degree, [*COINS, 1.0]
+        if group.order > MAX_STATES:
+            raise ValueError(
+                f"the exact filter of {group.name} would keep {group.order:,} probabilities for a "
+                f"trace and touch {group.order**2:,} at each command: refused above {MAX_STATES} "
+                "states (S5)")
+        everyone = np.arange(group.order)
+        moves = np.eye(group.order)[group.compose(everyone[:, None], everyone)].transpose(1, 2, 0)
+        stays = np.eye(group.order)
+        commands = [p * move + (1 - p) * stays for move in moves for p in chances]
+        shown = group.elements.T[:, None] == np.arange(n)[:, None]  # [variable, value, state]
+        rho = np.concatenate([np.ones((len(commands), group.order), bool),
+                              shown.reshape(n * n, -1)])
+        names = [f"{g + 1} with probability {p}" for g in group.elements for p in chances]
+        names += [f"{string.ascii_lowercase[i]} {j + 1}" for i in range(n) for j in range(n)]
+        delta = np.concatenate([commands, np.broadcast_to(stays, (n * n, *stays.shape))])
+        return PFSA(delta, rho, stays[0], names)
+
+    def symbols(self, commands, asked, chance, executed):
+        """The automaton's symbols of a Program, commands and reveals in the order of the trace."""
+        (batch, length), count = chance.shape, asked.shape[1]
+        coins = np.searchsorted(COINS, chance)
+        lines = self.group.index(commands) * (len(COINS) + 1) + coins
+        answers = self.answers(commands, asked, executed)
+        reveals = (self.group.order * (len(COINS) + 1)
+                   + asked * self.group.degree + answers)[..., None]
+        return np.concatenate([lines.reshape(batch, count, -1), reveals], -1).reshape(batch, -1)
+
+    def best_predictions(self, program):
+        """What the exact filter expects at each reveal: the best prediction that there is.
+
+        p(value | all lines before, the variable asked for). No other has a smaller expected loss
+        -log p(answer), and its largest entry is the best chance of a right guess.
+        Shapes: -> [B, L/S, n].
+        """
+        (batch, length), count = program.chance.shape, program.asked.shape[1]
+        beliefs, _ = self.automaton.filter(self.symbols(*program))
+        ahead = beliefs[:, length // count::length // count + 1]  # of each reveal
+        holds = self.group.elements.T[:, :, None] == np.arange(self.group.degree)  # [n, Q, n]
+        return (ahead[..., None, :] @ holds[program.asked])[..., 0, :]
+
 
 # --------------------------------------------------------------------------------------------------
 # The same task as words over the group
@@ -377,11 +580,15 @@ class WordTask:
     default_curriculum = "2:1,8:1,16:1,32:1,64:1"
     default_lengths = "64:1,128:1,256:1"
 
-    def __init__(self, group, commands="full", hold_out=0.0):
+    uncertain = 0.0
+
+    def __init__(self, group, commands="full", uncertain=0.0, hold_out=0.0):
         if hold_out:
             raise ValueError("held-out pairs of commands are a matter of REPL traces; "
                              "leave out --hold-out-pairs, or --format word")
         self.group, self.commands = group, commands
+        if uncertain:
+            raise ValueError("a word has no coins: uncertain commands need the format repl")
         self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
         if commands == "swap":
             group.transpositions
@@ -444,25 +651,34 @@ def main(argv=None):
     parser.add_argument("--commands", default="full", choices=COMMANDS)
     parser.add_argument("--length", type=int, default=4, help="number of commands")
     parser.add_argument("--spacing", type=int, default=2, help="commands per reveal")
+    parser.add_argument("--uncertain", type=float, default=0.0, metavar="P",
+                        help="share of the commands behind a coin, 0 to 1")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     try:
         group = Group(args.group)
-        task = ReplTask(group, args.commands)
-        tokens, reveals = task.sample(1, args.length, args.spacing, stream(args.seed, "valid"))
+        task = ReplTask(group, args.commands, args.uncertain)
+        program = task.draw(1, args.length, args.spacing, stream(args.seed, "valid"))
+        tokens, reveals = task.write(*program)
+        expected = iter(task.best_predictions(program)[0] if args.uncertain else [])
     except ValueError as error:
         parser.error(str(error))
     print(f"group {group.name}: {group.order:,} elements on {group.degree} points")
     print(f"vocabulary: {len(task.vocab)} symbols; trace: {tokens.shape[1]} tokens, "
           f"{reveals.sum()} reveals; chance {task.chance:.3f}\n")
     names = list(string.ascii_lowercase[:group.degree])
-    state = {}
+    uncertain = program.chance[0] < 1
+    falls = iter(np.where(program.executed[0], 0.0, 1.0)[uncertain])
+    state, width = {"random": lambda: next(falls)}, 6 * group.degree + 6 + 20 * any(uncertain)
     for line in task.decode(tokens[0]).splitlines():
-        if line.startswith(">>> ") and "print" not in line:
+        if line.startswith(">>> ") and "print" not in line and "import" not in line:
             exec(line[4:], state)  # the state shown is Python's own, not ours
         shown = " ".join(str(state.get(name, ".")) for name in names)
         pieces = "|".join(task.vocab[i] for i in task.encode(line))
-        print(f"{line:<{6 * group.degree + 6}} state {shown}   tokens {pieces}")
+        print(f"{line:<{width}} state {shown}   tokens {pieces}")
+        if "print" in line and args.uncertain:
+            chances = ", ".join(f"{i + 1}: {p:.3f}" for i, p in enumerate(next(expected)))
+            print(f"{'':<{width}} filter {chances}")
 
 
 if __name__ == "__main__":

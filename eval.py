@@ -9,6 +9,13 @@ The model reads the whole true trace (teacher forcing) and is asked for the reve
 earlier reveal tells it one variable, as it does in training; `final` of a model that lost the state
 is therefore above chance at a small spacing.
 
+For a run with uncertain commands three columns stand beside these, from the exact filter's p at the
+same reveals (data.py), which no model can pass:
+    bayes    accuracy to expect of the best answer there is, the mean of max p
+    KL       KL(p || model) in nats: what the model loses on average by not being the filter
+    excess   the same from the values that were revealed: mean of log p(value) - log model(value)
+and, as a yardstick that needs no training, the KL of the best n x n matrix of marginals (scan.py).
+
 Recurrent models are streamed, piece by piece, in memory that does not depend on L.
 
 --exhaustive is a certificate: from each state of the group, each command, then each variable is
@@ -27,9 +34,10 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from data import ReplTask, draw_commands, parse_stages, run_commands, stream
+from data import REVEALS, ReplTask, draw_commands, parse_stages, run_commands, stream
 from models import MLP, DeltaBlock, LinRNN, choose_device
-from scan import delta_product, delta_rule_chunked, delta_rule_recurrent, swap_machine_keys
+from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, marginal_coins,
+                  marginal_reveals, sinkhorn, swap_machine_keys, two_sided_recurrence)
 from train import load_run, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
@@ -68,30 +76,112 @@ def wilson(hits, total, z=1.96):
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
-    """Accuracy on fresh traces, a pure function of (task, length, spacing, traces, seed)."""
+# --------------------------------------------------------------------------------------------------
+# Uncertain commands: how far from the exact filter?
+# --------------------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def answer_log_probabilities(model, inputs, reveals, device, note=None):
+    """log softmax at the reveals. Shapes: arrays [B, T] -> [B, reveals per trace, vocabulary]."""
+    streamed, answers = hasattr(model, "stream"), []
+    rows = 64 if streamed else max(1, ROW_TOKENS // inputs.shape[1])
+    for i in tqdm(range(0, len(inputs), rows), desc=note, leave=False, disable=note is None):
+        given = torch.from_numpy(np.ascontiguousarray(inputs[i:i + rows])).to(device)
+        asked = torch.from_numpy(np.ascontiguousarray(reveals[i:i + rows])).to(device)
+        state, row_of, logits_at = None, [], []
+        for piece, wanted in zip(given.split(PIECE if streamed else given.shape[1], 1),
+                                 asked.split(PIECE if streamed else given.shape[1], 1)):
+            logits, state = model.stream(piece, state) if streamed else (model(piece), None)
+            logits_at.append(logits[wanted])
+            row_of.append(wanted.nonzero()[:, 0])
+        order = torch.cat(row_of).argsort(stable=True)  # by trace, and in it by time
+        answers.append(torch.cat(logits_at)[order].double().log_softmax(-1).cpu().numpy())
+    return np.concatenate(answers).reshape(len(inputs), -1, answers[0].shape[-1])
+
+
+def marginal_predictions(task, program):
+    """What equations (18) and (19) of scan.py, in fp64, and Sinkhorn's decoder expect at each
+    reveal. Shapes: -> [B, L/S, n].
+    """
+    (batch, length, n), count = program.commands.shape, program.asked.shape[1]
+    spacing, stays = length // count, torch.eye(n, dtype=torch.float64)
+    asked = torch.from_numpy(program.asked)
+    answers = torch.from_numpy(task.answers(program.commands, program.asked, program.executed))
+    coins = marginal_coins(*map(torch.from_numpy, (program.commands, program.chance)))
+    left, right, write = marginal_reveals(asked, answers, n)
+    # Time: S commands, then a reveal; a command has R = I and W = 0.
+    left = torch.cat([coins.unflatten(1, (count, spacing)), left.unsqueeze(2)], 2)
+    right = torch.cat([stays.expand(batch, count, spacing, n, n), right.unsqueeze(2)], 2)
+    write = torch.cat([torch.zeros(batch, count, spacing, n, n), write.unsqueeze(2)], 2)
+    states = two_sided_recurrence(*(x.flatten(1, 2) for x in (left, right, write)), stays)
+    ahead = sinkhorn(states[:, spacing - 1::spacing + 1])
+    return ahead.gather(2, asked[..., None, None].expand(-1, -1, 1, n))[:, :, 0].numpy()
+
+
+def divergence(p, log_q):
+    """KL(p || q) in nats, over the last axis; 0 log 0 = 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(p > 0, p * (np.log(p) - log_q), 0.0).sum(-1)
+
+
+def against_filter(model, task, program, device, note=None):
+    """Which answers were right, bool [B, L/S], and the comparison with the exact filter."""
+    tokens, reveals = task.write(*program)
+    inputs, targets, reveals = tokens[:, :-1], tokens[:, 1:], reveals[:, 1:]
+    answers = targets[reveals].reshape(len(inputs), -1, 1)
+    log_q = answer_log_probabilities(model, inputs, reveals, device, note)
+    p, values = task.best_predictions(program), (answers == task.value_tokens).argmax(-1)[..., None]
+    kl = divergence(p, log_q[..., task.value_tokens])
+    excess = np.log(np.take_along_axis(p, values, -1)) - np.take_along_axis(log_q, answers, -1)
+    with np.errstate(divide="ignore"):
+        kl_marginal = divergence(p, np.log(marginal_predictions(task, program)))
+    return log_q.argmax(-1) == answers[..., 0], {
+        "bayes": float(p.max(-1).mean()), "kl": float(kl.mean()), "excess": float(excess.mean()),
+        "kl_marginal": float(kl_marginal.mean()), "kl_by_position": kl.mean(0).tolist(),
+        "kl_marginal_by_position": kl_marginal.mean(0).tolist()}
+
+
+# --------------------------------------------------------------------------------------------------
+# The table
+# --------------------------------------------------------------------------------------------------
+
+def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu", reveals="random",
+             share=None):
+    """Accuracy on fresh traces, a pure function of the arguments but the device.
+
+    A share, even 0, asks for the comparison with the filter on traces of that share.
+    """
     rng = stream(seed, "test", length, spacing)
-    inputs, targets, reveals = task.test_batch(traces, length, spacing, rng)
-    right = right_answers(model, inputs, targets, reveals, device, f"({length},{spacing})")
+    if task.uncertain or share is not None:
+        program = task.draw(traces, length, spacing, rng, reveals, share)
+        right, compared = against_filter(model, task, program, device, f"({length},{spacing})")
+    else:
+        inputs, targets, where = task.test_batch(traces, length, spacing, rng)
+        right = right_answers(model, inputs, targets, where, device, f"({length},{spacing})")
+        compared = {}
     every = right.all(1)
     low, high = wilson(every.sum(), traces)
     return {"length": length, "spacing": spacing, "traces": traces, "reveals": right.size,
             "chance": task.chance, "all": float(right.mean()), "final": float(right[:, -1].mean()),
             "every": float(every.mean()), "every_low": low, "every_high": high,
-            "by_position": right.mean(0).tolist()}
+            "by_position": right.mean(0).tolist(), **compared}
 
 
-def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu"):
+def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu", reveals="random",
+                       share=None):
     """The table of this file's header, then the accuracy by reveal position, at each length."""
-    results = []
+    results, compared = [], task.uncertain or share is not None
     print(f"\n{'(L,S)':>10} {'chance':>7} {'all':>7} {'final':>7} {'every':>7}  "
-          "95% interval    reveals")
+          "95% interval    reveals" + (
+              "    bayes       KL   excess  KL of marginals" if compared else ""))
     for length, spacing in lengths:
-        row = evaluate(model, task, length, spacing, traces, seed, device)
+        row = evaluate(model, task, length, spacing, traces, seed, device, reveals, share)
         results.append(row)
         print(f"{f'({length},{spacing})':>10} {row['chance']:7.1%} {row['all']:7.2%} "
               f"{row['final']:7.2%} {row['every']:7.1%}  "
-              f"{row['every_low']:.1%} - {row['every_high']:.1%}{row['reveals']:>10,}")
+              f"{row['every_low']:.1%} - {row['every_high']:.1%}{row['reveals']:>10,}" + (
+                  "  {bayes:7.2%} {kl:8.4f} {excess:8.4f}         {kl_marginal:8.4f}".format(**row)
+                  if compared else ""))
     print("accuracy by reveal position:")
     for row in results:
         shown = row["by_position"][::max(1, len(row["by_position"]) // 8)]
@@ -438,6 +528,10 @@ def main(argv=None):
     parser.add_argument("--traces", type=int, default=256, help="fresh traces for each length")
     parser.add_argument("--seed", type=int, default=0,
                         help="of the traces; any seed is disjoint from training")
+    parser.add_argument("--uncertain", type=float, metavar="P",
+                        help="share of uncertain commands in the traces (default: the run's own)")
+    parser.add_argument("--reveals", default="random", choices=REVEALS,
+                        help="which variables are revealed (a run with --uncertain)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
     parser.add_argument("--exhaustive", action="store_true", help="every command from every state")
     parser.add_argument("--intervene", action="store_true",
@@ -455,8 +549,16 @@ def main(argv=None):
         device = choose_device(args.device)
         config, task, model = load_run(args.run, device)
         lengths = parse_stages(args.lengths or task.default_lengths, task)
-        results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
+        if (args.uncertain or args.reveals != "random") and not task.uncertain:
+            raise ValueError("--uncertain and --reveals ask how a belief is tracked; this run was "
+                             "trained without --uncertain and knows no coins")
+        if not 0 <= (args.uncertain or 0) <= 1:
+            raise ValueError(f"--uncertain must lie between 0 and 1; got {args.uncertain}")
+        results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device,
+                                     args.reveals, args.uncertain)
         numbers = {"config": config, "results": results}
+        if "kl" in results[0]:
+            numbers |= {"uncertain": args.uncertain, "reveals": args.reveals}
         if args.exhaustive and config["format"] != "repl":
             raise ValueError("--exhaustive reads variables out of REPL traces; "
                              "this run was trained on words")

@@ -33,6 +33,7 @@ Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
 import argparse
+import math
 import time
 
 import torch
@@ -325,7 +326,135 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 
 
 # --------------------------------------------------------------------------------------------------
-# 6. Numerics
+# 6. Uncertain commands: beliefs as linear recurrences
+# --------------------------------------------------------------------------------------------------
+#
+# Nobody says whether `if random() < p: a, b = b, a` did anything. What can still be tracked is a
+# belief. Over Q states it is a vector: a command mixes it, a reveal deletes the states that it
+# excludes. Both are matrices with entries >= 0, and without Bayes' division the belief is linear:
+#
+#     h_t = A_t h_{t-1}          |h_t|_1 = probability of all that was revealed up to t        (17)
+#
+# That is exact, and it dies: every reveal that had probability 1/2 halves h, until its numbers are
+# 0. An n x n matrix of marginals, H_ij = P(variable i holds value j), is smaller than Q = n!:
+#
+#     coin of g:         H <- ((1 - p) I + p P_g) H               (P_g H)_i = H_g[i]           (18)
+#     i shows value j:   H <- (I - e_i e_i^T) H (I - e_j e_j^T) + e_i e_j^T                    (19)
+#
+# If g exchanges two variables, (1 - p) I + p P_g = I - 2p k k^T: a coin flip IS a step of the delta
+# rule, with beta = 2p. A fair coin is beta = 1, forgetting; every coin p > 1/2 needs beta > 1. Not
+# so (19): it erases a column as well, which a step from the left cannot do. The rows and columns of
+# H no longer sum to 1 after (19); the decoder repairs that, outside of the recurrence.
+
+
+def two_sided_recurrence(left, right, write, state):
+    """S_t = L_t S_{t-1} R_t + W_t, every state. L = I - beta k k^T, R = I: the delta rule.
+
+    Shapes: left [..., T, K, K]; right [..., T, V, V]; write [..., T, K, V]; state [..., K, V]
+            -> [..., T, K, V]. Equation (17) has V = 1, R = 1, W = 0.
+    Source: Siems et al. 2026, their joint and their marginal representation.
+    """
+    states = []
+    for L_KK, R_VV, W_KV in zip(left.unbind(-3), right.unbind(-3), write.unbind(-3)):
+        state = L_KK @ state @ R_VV + W_KV
+        states.append(state)
+    return torch.stack(states, -3)
+
+
+def marginal_coins(commands, chance):
+    """L of equation (18). Shapes: commands integer [..., n], chance [...] -> [..., n, n]."""
+    p = chance[..., None, None]
+    stays = torch.eye(commands.shape[-1], dtype=p.dtype)
+    return (1 - p) * stays + p * F.one_hot(commands, commands.shape[-1])
+
+
+def marginal_reveals(asked, answers, n):
+    """L, R and W of equation (19). Shapes: i, j integer [...] -> three times [..., n, n], fp64."""
+    e_i, e_j = F.one_hot(asked, n).double(), F.one_hot(answers, n).double()
+    return (torch.diag_embed(1 - e_i), torch.diag_embed(1 - e_j),
+            e_i.unsqueeze(-1) * e_j.unsqueeze(-2))
+
+
+def sinkhorn(H_KV, tolerance=1e-9, rounds=1000):
+    """Columns, then rows, divided by their sums until all sums are 1: a doubly stochastic matrix.
+
+    A row or column of zeros, which only underflow makes, stays as it is.
+    Source: Sinkhorn and Knopp 1967.
+    """
+    tiny = torch.finfo(H_KV.dtype).tiny
+    for _ in range(rounds):
+        H_KV = H_KV / H_KV.sum(-2, keepdim=True).clamp_min(tiny)
+        H_KV = H_KV / H_KV.sum(-1, keepdim=True).clamp_min(tiny)
+        if (H_KV.sum(-2) - 1).abs().max() < tolerance:
+            break
+    return H_KV
+
+
+# Is the underflow of (17) the price of linearity? Bayes divides at every step, which is not linear,
+# but f(x) = x / |x|_1 commutes with matrices, f(A f(x)) = f(A x): WHEN one divides is free. So let
+# a pair (M, s) stand for the matrix M diag(2^s). Pairs compose, and composition is associative,
+#
+#     (M_2, s_2) (M_1, s_1) = (M_2 diag(2^(s_2 - c)) M_1, s_1 + c),   any c for each column    (20)
+#
+# so there is a parallel scan, and c keeps every column near 1: powers of two round nothing. Each
+# column has a scale of its own, since column j is the belief of a reader who began in state j: two
+# beginnings that fit the reveals unequally well drift apart without bound.
+
+NEVER = -2**40  # the scale of a column of zeros: this beginning is excluded
+
+
+def rescale(M_KK, s_K):
+    """The same pair, with the largest entry of each column of M in [1/2, 1)."""
+    largest_K = M_KK.abs().amax(-2)
+    exponent_K = torch.frexp(largest_K).exponent
+    s_K = torch.where(largest_K > 0, s_K + exponent_K, NEVER)
+    return torch.ldexp(M_KK, -exponent_K.unsqueeze(-2)), s_K
+
+
+def compose(later, earlier):
+    """Equation (20). M [..., K, K], s int64 [..., K]; M of the earlier pair may be [..., K, V]."""
+    (M2_KK, s2_K), (M1_KV, s1_V) = later, earlier
+    mantissa_KV, exponent_KV = torch.frexp(M1_KV)
+    exponent_KV = torch.where(mantissa_KV != 0, exponent_KV + s2_K.unsqueeze(-1), NEVER)
+    c_V = exponent_KV.amax(-2)
+    below_KV = (exponent_KV - c_V.unsqueeze(-2)).clamp_min(-2000)  # ldexp reads 32 bits only
+    M1_KV = torch.ldexp(mantissa_KV.expand_as(below_KV), below_KV)
+    return rescale(M2_KK @ M1_KV, s1_V + c_V)
+
+
+def rescaled_scan(A_TKK, h_K):
+    """Equation (17) at every t at once, in any number format, for any length.
+
+    After round r every pair spans 2^r tokens: ceil(log2 T) rounds make all products from the start.
+    Shapes: A [..., T, K, K] with entries >= 0, h [..., K]
+            -> f(h_t) [..., T, K], and the log of |h_t|_1 [..., T], float64;
+            nan and -inf from an impossible reveal on.
+    Cost: O(T K^3 log T), log2 T sequential rounds.  Source: Hillis and Steele 1986.
+    """
+    T = A_TKK.shape[-3]
+    M_TKK, s_TK = rescale(A_TKK, A_TKK.new_zeros(A_TKK.shape[:-1], dtype=torch.int64))
+    span = 1
+    while span < T:
+        joined = compose((M_TKK[..., span:, :, :], s_TK[..., span:, :]),
+                         (M_TKK[..., :-span, :, :], s_TK[..., :-span, :]))
+        M_TKK = torch.cat([M_TKK[..., :span, :, :], joined[0]], -3)
+        s_TK = torch.cat([s_TK[..., :span, :], joined[1]], -2)
+        span *= 2
+    h_K1 = h_K.unsqueeze(-1).unsqueeze(-3)
+    h_TK1, s_T1 = compose((M_TKK, s_TK), (h_K1, s_TK.new_zeros(1)))
+    norm_T1 = h_TK1.sum(-2)
+    return (h_TK1 / norm_T1.unsqueeze(-2)).squeeze(-1), \
+        (norm_T1.double().log() + s_T1.double() * math.log(2)).squeeze(-1)
+
+
+# What this says about the paper's conclusion. That (17) underflows is a limit of number formats:
+# (20) is as linear and as parallel, and runs for ever. That (18) and (19) are not the filter is a
+# limit of n^2 numbers, in exact arithmetic too: marginals do not determine the belief (`eval.py`
+# measures the loss). What a state of fixed size can LEARN is neither of the two: see README.
+
+
+# --------------------------------------------------------------------------------------------------
+# 7. Numerics
 # --------------------------------------------------------------------------------------------------
 #
 # Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and the inverse of I + L in

@@ -6,6 +6,10 @@ answers more than --advance of the reveals in 3 batches running; the last stage 
 steps. A run that does not get through the earlier stages within --max-steps ends there. To give
 several models the same traces instead, --stage-steps fixes the steps of every stage.
 
+With --uncertain P a share P of the commands stands behind a coin. No model can then be right all the
+time, so a stage is left at --advance times the accuracy of the best prediction there is: that of
+the exact filter on the same batch (data.py).
+
 The learning rates do not decay. The model that is saved and evaluated is instead the mean of the
 weights of all steps of the last stage (stochastic weight averaging, Izmailov et al. 2018,
 arXiv 1803.05407). The single weights on the way are far worse: see README.
@@ -60,10 +64,12 @@ def make_parser():
     add("--group", default="S5", help="S<n>, A<n>, Z<n>, D<n> or a product such as A4xZ5")
     add("--format", default="repl", choices=TASKS, help="Python traces, or one token per element")
     add("--commands", default="full", choices=COMMANDS, help="whole elements, or transpositions")
+    add("--uncertain", type=float, default=0.0, metavar="P",
+        help="share of the commands behind `if random() < p:`, 0 to 1")
     add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not")
     add("--householders", type=int, help="linrnn: steps per token, R")
     add("--conv-width", type=int,
-        help="linrnn: tokens that the local block sees (default for traces: n + 3)")
+        help="linrnn: tokens that the local block sees (default for traces: n + 3; uncertain: 2n + 3)")
     add("--d-model", type=int, help="width (default for this and the next two: the model's own)")
     add("--heads", type=int)
     add("--layers", type=int)
@@ -119,8 +125,9 @@ def config_of(args):
         if value is not None:
             options[name] = value
         elif name == "conv_width" and name in options and args.format == "repl":
-            # The local block must reach from the last right-hand name over n names to the `=`.
-            options[name] = Group(args.group).degree + 3
+            # The local block must reach from the last right-hand name over n names to the `=`;
+            # with coins over the n left-hand names, too, to the number of the coin.
+            options[name] = Group(args.group).degree * (2 if args.uncertain else 1) + 3
     return {**config, "options": options}
 
 
@@ -195,7 +202,7 @@ def load_run(folder, device="cpu"):
 def make_task_and_model(config):
     """Both as a function of the options: the initial weights depend on the seed only."""
     task = TASKS[config["format"]](Group(config["group"]), config["commands"],
-                                   config["hold_out_pairs"])
+                                   config["uncertain"], config["hold_out_pairs"])
     torch.manual_seed(config["seed"])
     return task, build(config["model"], len(task.vocab), **config["options"])
 
@@ -306,7 +313,12 @@ class Run:
         metrics = train_step(self.model, self.optimizers, *batch, config["reveal_weight"])
         if progress["stage"] == len(config["curriculum"]) - 1:
             self.average.update_parameters(self.model)
-        advance(config, progress, metrics["reveal_accuracy"])
+        if self.task.uncertain:
+            same = stream(config["seed"], "train", progress["step"])
+            program = self.task.draw(config["batch"], length, spacing, same)
+            metrics["bayes_accuracy"] = self.task.best_predictions(program).max(-1).mean()
+        advance(config, progress,
+                metrics["reveal_accuracy"] / metrics.get("bayes_accuracy", 1.0))
         seconds = time.perf_counter() - start
         progress["seconds"] += seconds
         return {"step": progress["step"], "length": length, "spacing": spacing, **metrics,
@@ -402,7 +414,9 @@ def main(argv=None):
         test_lengths = parse_stages(args.test_lengths or TASKS[args.format].default_lengths,
                                     TASKS[args.format])
         device = choose_device(args.device)
-        make_task_and_model(config)  # refuses bad options before a folder is made
+        task, _ = make_task_and_model(config)  # refuses bad options before a folder is made
+        if task.uncertain:
+            task.automaton  # and a group that is too large for the exact filter
         folder = Path(args.out) if args.out else default_folder(args, parser)
         checkpoint = open_folder(folder, args.resume, config)
     except (ValueError, OSError) as error:
