@@ -170,6 +170,9 @@ def check_inputs(q, k, v, beta, state):
 # for the delta rule.
 
 
+TOKENS_AT_ONCE = 2**15  # of all sequences together: a longer piece falls out of a CPU's cache
+
+
 def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
     """The delta rule, chunk by chunk: the outputs and the state of delta_rule_recurrent.
 
@@ -182,11 +185,15 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
     state_KV = check_inputs(q, k, v, beta, state)
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1 token; got {chunk_size}")
-    T = k.shape[-2]
+    *lead, T, K = k.shape
     C = min(chunk_size, T)
-    chunks = [in_chunks(x, C) for x in (q, k, v, beta.unsqueeze(-1))]
-    out_NCV, last_KV = ChunkedDeltaRule.apply(*chunks, state_KV)
-    return out_NCV.flatten(-3, -2)[..., :T, :], last_KV
+    piece = max(1, TOKENS_AT_ONCE // (math.prod(lead) * C)) * C
+    out = []
+    for inputs in zip(*[x.split(piece, -2) for x in (q, k, v, beta.unsqueeze(-1))]):
+        chunks = [in_chunks(x, C) for x in inputs]
+        out_NCV, state_KV = ChunkedDeltaRule.apply(*chunks, state_KV)
+        out.append(out_NCV.flatten(-3, -2))
+    return torch.cat(out, -2)[..., :T, :], state_KV
 
 
 def in_chunks(x, C):
@@ -208,7 +215,7 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV):
     beta_k_NCK = beta_NC1 * k_NCK
     # The solver reads only what is strictly below the diagonal: tril(., -1) needs no pass.
     L_NCC = beta_k_NCK @ k_NCK.mT                                                              # (4)
-    rhs = torch.cat([beta_NC1 * v_NCV, beta_k_NCK], -1)
+    rhs = torch.cat([(beta_NC1 * v_NCV).mT, beta_k_NCK.mT], -2).mT  # column by column: no copy
     solved = torch.linalg.solve_triangular(L_NCC, rhs, upper=False, unitriangular=True)        # (5)
     u_NCV, w_NCK = solved.split([v_NCV.shape[-1], k_NCK.shape[-1]], -1)
 
@@ -221,7 +228,7 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV):
         state_KV = state_KV + k_CK.mT @ d_CV                                                   # (8)
 
     start_NKV, d_NCV = torch.stack(starts, -3), torch.stack(corrections, -3)
-    out_NCV = q_NCK @ start_NKV + (q_NCK @ k_NCK.mT).tril() @ d_NCV                            # (7)
+    out_NCV = q_NCK @ start_NKV + (q_NCK @ k_NCK.mT).tril_() @ d_NCV                           # (7)
     return out_NCV, state_KV, start_NKV, d_NCV, w_NCK
 
 
@@ -271,7 +278,7 @@ class ChunkedDeltaRule(torch.autograd.Function):
             raise RuntimeError("the backward of delta_rule_chunked is written by hand and cannot "
                                "be differentiated again: use delta_rule_recurrent")
         q_NCK, k_NCK, v_NCV, beta_NC1, start_NKV, d_NCV, w_NCK = ctx.saved_tensors
-        P_NCC = (q_NCK @ k_NCK.mT).tril()
+        P_NCC = (q_NCK @ k_NCK.mT).tril_()
         from_out_NCV, from_out_NKV = P_NCC.mT @ g_out_NCV, q_NCK.mT @ g_out_NCV
         G, g_d = [], []
         for n in reversed(range(k_NCK.shape[-3])):
@@ -286,12 +293,17 @@ class ChunkedDeltaRule(torch.autograd.Function):
         L_NCC = beta_k_NCK @ k_NCK.mT
         X_NCV = torch.linalg.solve_triangular(L_NCC.mT, g_d_NCV, upper=True,
                                               unitriangular=True)                             # (11)
-        M_NCC, g_P_NCC = -(X_NCV @ d_NCV.mT).tril(-1), (g_out_NCV @ d_NCV.mT).tril()
+        # `+=` writes into the product just made, instead of into fresh memory
+        M_NCC, g_P_NCC = -(X_NCV @ d_NCV.mT).tril_(-1), (g_out_NCV @ d_NCV.mT).tril_()
         g_v_NCV = beta_NC1 * X_NCV                                                            # (12)
-        g_beta_k_NCK = M_NCC @ k_NCK - X_NCV @ start_NKV.mT                                   # (13)
-        g_k_NCK = (M_NCC.mT @ beta_k_NCK + g_P_NCC.mT @ q_NCK
-                   + d_NCV @ G_NKV.mT + beta_NC1 * g_beta_k_NCK)                              # (14)
-        g_q_NCK = g_out_NCV @ start_NKV.mT + g_P_NCC @ k_NCK                                  # (15)
+        g_beta_k_NCK = M_NCC @ k_NCK
+        g_beta_k_NCK -= X_NCV @ start_NKV.mT                                                  # (13)
+        g_k_NCK = M_NCC.mT @ beta_k_NCK
+        g_k_NCK += g_P_NCC.mT @ q_NCK
+        g_k_NCK += d_NCV @ G_NKV.mT
+        g_k_NCK += beta_NC1 * g_beta_k_NCK                                                    # (14)
+        g_q_NCK = g_out_NCV @ start_NKV.mT
+        g_q_NCK += g_P_NCC @ k_NCK                                                            # (15)
         g_beta_NC1 = ((X_NCV * v_NCV).sum(-1, keepdim=True)
                       + (g_beta_k_NCK * k_NCK).sum(-1, keepdim=True))                         # (16)
         return g_q_NCK, g_k_NCK, g_v_NCV, g_beta_NC1, G_KV

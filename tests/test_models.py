@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from data import Group, ReplTask
-from models import MODELS, DeltaBlock, build, options_of, rotate
+from models import MODELS, DeltaBlock, RMSNorm, build, options_of, rotate, unit
 from torch.nn import functional as F
 
 SMALL = {"linrnn": {"d_model": 12, "heads": 3, "layers": 2, "conv_width": 4},
@@ -79,6 +79,24 @@ def test_every_step_has_its_eigenvalues_in_one_minus_beta_max_to_one():
         assert q.norm(dim=-1).sub(1).abs().max() < 1e-5 and k.norm(dim=-1).sub(1).abs().max() < 1e-5
         assert beta.min() >= 0 and beta.max() <= beta_max
         assert extreme.min() == 0 and extreme.max() == beta_max
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-7])
+def test_the_norms_are_those_of_torch_in_values_and_gradients(scale):
+    """unit and RMSNorm, whose backward is by hand, also where the eps of RMSNorm decides."""
+    x = (scale * torch.randn(3, 5, 7, dtype=torch.float64)).requires_grad_()
+    g = torch.randn_like(x)
+    ours, theirs = RMSNorm(7).double(), torch.nn.RMSNorm(7).double()
+    ours.weight.data.normal_()
+    theirs.load_state_dict(ours.state_dict())
+    pairs = [(unit(x), F.normalize(x, dim=-1)), (ours(x), theirs(x))]
+    pairs += zip(torch.autograd.grad(ours(x), [x, ours.weight], g),
+                 torch.autograd.grad(theirs(x), [x, theirs.weight], g))
+    pairs += zip(torch.autograd.grad(unit(x), x, g),
+                 torch.autograd.grad(F.normalize(x, dim=-1), x, g))
+    for a, b in pairs:
+        assert scale * (a - b).abs().max() < 1e-10
+    assert not unit(torch.zeros(2, 3)).any()
 
 
 def test_rotary_scores_depend_on_the_distance_only():

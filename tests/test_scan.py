@@ -79,6 +79,19 @@ def test_chunked_equals_the_loop_in_values_and_gradients(T, chunk, beta):
     assert_same(gradients(chunked, arguments), gradients(delta_rule_recurrent, arguments))
 
 
+@pytest.mark.parametrize("at_once", [1, 84, 90])
+def test_a_long_input_is_worked_on_in_pieces(at_once, monkeypatch):
+    """Pieces of 7 or 14 tokens, joined by the state: values and gradients stay the loop's."""
+    monkeypatch.setattr(scan, "TOKENS_AT_ONCE", at_once)
+    arguments = inputs(T=23)
+
+    def chunked(*x):
+        return delta_rule_chunked(*x, chunk_size=7)
+
+    assert_same(chunked(*arguments), delta_rule_recurrent(*arguments))
+    assert_same(gradients(chunked, arguments), gradients(delta_rule_recurrent, arguments))
+
+
 @pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)])
 def test_leading_axes_are_free_and_the_state_defaults_to_zero(lead):
     *arguments, state = inputs(T=9, lead=lead)
@@ -89,14 +102,14 @@ def test_leading_axes_are_free_and_the_state_defaults_to_zero(lead):
 # a wrong variant of the chunked algorithm each: (what the source says, what it would say)
 WRONG = {  # a wrong variant of the source each: (what it says, what it would say)
     "(4) without beta": ("L_NCC = beta_k_NCK @ k_NCK.mT", "L_NCC = k_NCK @ k_NCK.mT"),
-    "(5) without beta on v": ("torch.cat([beta_NC1 * v_NCV,", "torch.cat([v_NCV,"),
-    "(5) without beta on k": ("v_NCV, beta_k_NCK], -1)", "v_NCV, k_NCK], -1)"),
+    "(5) without beta on v": ("torch.cat([(beta_NC1 * v_NCV).mT,", "torch.cat([v_NCV.mT,"),
+    "(5) without beta on k": (".mT, beta_k_NCK.mT], -2)", ".mT, k_NCK.mT], -2)"),
     "(5) later factor on the right": ("solve_triangular(L_NCC, rhs, upper=False",
                                       "solve_triangular(L_NCC.mT, rhs, upper=True"),
     "(6) with the wrong sign": ("u_CV - w_CK @ state_KV", "u_CV + w_CK @ state_KV"),
     "(6) without the state": ("u_CV - w_CK @ state_KV", "u_CV"),
-    "(7) excludes the write at t": ("(q_NCK @ k_NCK.mT).tril() @", "(q_NCK @ k_NCK.mT).tril(-1) @"),
-    "(7) with q and k exchanged": ("(q_NCK @ k_NCK.mT).tril() @", "(k_NCK @ q_NCK.mT).tril() @"),
+    "(7) excludes the write at t": ("(q_NCK @ k_NCK.mT).tril_() @", "(q_NCK @ k_NCK.mT).tril_(-1) @"),
+    "(7) with q and k exchanged": ("(q_NCK @ k_NCK.mT).tril_() @", "(k_NCK @ q_NCK.mT).tril_() @"),
     "(7) reads the state after": ("starts.append(state_KV)",
                                   "starts.append(state_KV + k_CK.mT @ d_CV)"),
     "(8) writes with w": ("state_KV + k_CK.mT @ d_CV", "state_KV + w_CK.mT @ d_CV"),
@@ -108,15 +121,17 @@ WRONG = {  # a wrong variant of the source each: (what it says, what it would sa
     "(10) with the wrong sign": ("- w_CK.mT @ g_d_CV", "+ w_CK.mT @ g_d_CV"),
     "(10) one chunk late": ("G[::-1]", "G"),
     "(11) not transposed": ("L_NCC.mT, g_d_NCV, upper=True", "L_NCC, g_d_NCV, upper=False"),
-    "M with its diagonal": ("-(X_NCV @ d_NCV.mT).tril(-1)", "-(X_NCV @ d_NCV.mT).tril()"),
+    "M with its diagonal": ("-(X_NCV @ d_NCV.mT).tril_(-1)", "-(X_NCV @ d_NCV.mT).tril_()"),
     "M with the wrong sign": ("-(X_NCV @ d_NCV.mT)", "(X_NCV @ d_NCV.mT)"),
     "(12) without beta": ("g_v_NCV = beta_NC1 * X_NCV", "g_v_NCV = X_NCV"),
-    "(13) without the state": ("M_NCC @ k_NCK - X_NCV @ start_NKV.mT", "M_NCC @ k_NCK"),
-    "(14) without the last state": ("+ d_NCV @ G_NKV.mT + beta", "+ beta"),
-    "(14) without beta": ("beta_NC1 * g_beta_k_NCK", "g_beta_k_NCK"),
-    "(15) without its own token": ("(g_out_NCV @ d_NCV.mT).tril()",
-                                   "(g_out_NCV @ d_NCV.mT).tril(-1)"),
+    "(13) without the state": ("g_beta_k_NCK -= X_NCV @ start_NKV.mT", "pass"),
+    "(14) without the last state": ("g_k_NCK += d_NCV @ G_NKV.mT", "pass"),
+    "(14) without beta": ("+= beta_NC1 * g_beta_k_NCK", "+= g_beta_k_NCK"),
+    "(15) without its own token": ("(g_out_NCV @ d_NCV.mT).tril_()",
+                                   "(g_out_NCV @ d_NCV.mT).tril_(-1)"),
     "(16) without the write": ("((X_NCV * v_NCV).sum(-1, keepdim=True)", "(0 * beta_NC1"),
+    "each piece from the first state": ("apply(*chunks, state_KV)",
+                                        "apply(*chunks, check_inputs(q, k, v, beta, state))"),
 }
 
 
@@ -128,6 +143,7 @@ def test_each_wrong_variant_of_the_chunked_algorithm_is_noticed(name):
     assert right in source, f"the source no longer says {right}"
     variant = {"__name__": "variant"}
     exec(source.replace(right, wrong), variant)
+    variant["TOKENS_AT_ONCE"] = 84  # pieces of 14 and 9 tokens
     arguments = inputs(T=23)
 
     def chunked(*x):
