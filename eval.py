@@ -27,6 +27,9 @@ Next: analysis.ipynb.
 import argparse
 import json
 import math
+import pickle
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +41,7 @@ from data import REVEALS, ReplTask, draw_commands, parse_stages, run_commands, s
 from models import MLP, DeltaBlock, LinRNN, choose_device
 from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, marginal_coins,
                   marginal_reveals, sinkhorn, swap_machine_keys, two_sided_recurrence)
-from train import load_run, replace_file
+from train import append_record, load_run, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
 FORMATS = [".png", ".pdf", ".svg"]
@@ -213,6 +216,11 @@ def shortest_words(group, alphabet):
     return words
 
 
+def alphabet_of(task):
+    """All commands of the task, as permutations: [commands, n]."""
+    return task.group.elements if task.commands == "full" else task.group.transpositions
+
+
 def exhaustive(model, task, device="cpu"):
     """Every command from every state, each variable read out in a trace of its own.
 
@@ -220,8 +228,7 @@ def exhaustive(model, task, device="cpu"):
     variable was wrong (state, command, expected values, answers). The expected values are those of
     Group.compose.
     """
-    group, n = task.group, task.group.degree
-    alphabet = group.elements if task.commands == "full" else group.transpositions
+    group, n, alphabet = task.group, task.group.degree, alphabet_of(task)
     words = shortest_words(group, alphabet)
     pairs, failures = 0, []
     for size in sorted({len(word) for word in words.values()}):
@@ -268,22 +275,23 @@ def tracking_heads(model, task, device="cpu"):
     With nothing to write and S = I at first, the scan over 32 commands returns the product P of its
     steps. E|P|^2 - |E P|^2 over random traces counts the directions that are kept and moved by the
     commands: 0 for a head that forgets (P = 0), and for one that merely remembers (P the same for
-    all traces). A group that moves anything moves a direction or more; a head counts from half a
+    all traces). A group that moves anything moves a direction or more; a head counts from a quarter
     direction. Empty for a model that is no linear RNN.
     """
     if not isinstance(model, LinRNN):
         return []
     check_traces(task, "the tracking heads are found")
-    tokens, _ = task.sample(64, 32, 8, stream(0, "valid", 32, 8))
+    tokens, _ = task.sample(64, 32, 32, stream(0, "valid", 32, 32))
     x, entry, found = model.embedding(torch.from_numpy(tokens).to(device)), 0, []
     for block in model.blocks:
         if isinstance(block, DeltaBlock):
-            first = len(task.start_tokens())  # the lines `>>> a = 1` overwrite what was there
-            q, k, v, beta = (y[:, :, first:] for y in block.inputs_of_scan(x))
+            # Neither the lines `>>> a = 1` nor the reveal at the end: they may overwrite the state.
+            whole = slice(len(task.start_tokens()), settled_ends(task, 32, 32)[-1])
+            q, k, v, beta = (y[:, :, whole] for y in block.inputs_of_scan(x))
             eye = torch.eye(k.shape[-1], device=device).expand(*k.shape[:2], -1, -1)
             P = delta_product(q, k, torch.zeros_like(k), beta, eye)[1]
             moved = P.square().sum((-2, -1)).mean(0) - P.mean(0).square().sum((-2, -1))
-            found += [(entry, head) for head in (moved > 0.5).nonzero().flatten().tolist()]
+            found += [(entry, head) for head in (moved > 0.25).nonzero().flatten().tolist()]
         if isinstance(block, MLP):
             x = block(x)
         else:
@@ -297,13 +305,23 @@ def check_traces(task, what):
         raise ValueError(f"{what} in REPL traces; this run was trained on words")
 
 
-def command_ends(task, length, spacing):
-    """How many tokens of a trace are read when each of its commands ends: [L]."""
+def settled(task):
+    """Tokens of a command line after which the command before it is done: `>>> a, b, c = `.
+
+    A network works late: the local block sees n + 3 tokens, so the names of one line still steer
+    the steps of the next. After the `=` of a full command the line before is out of sight. The left
+    side of a swap differs from command to command: there it is after the prompt.
+    """
+    return 1 if task.commands == "swap" else task.group.degree + 2
+
+
+def settled_ends(task, length, spacing):
+    """How many tokens of a trace are read when each command but the first has settled: [L - 1]."""
     zero = np.zeros((), int)
     command = task.command_tokens(np.arange(task.group.degree)).shape[-1]
     reveal = task.reveal_tokens(zero, zero).shape[-1]
-    done = np.arange(length)
-    return len(task.start_tokens()) + (done + 1) * command + done // spacing * reveal
+    begun = np.arange(1, length)
+    return (len(task.start_tokens()) + begun * command + begun // spacing * reveal + settled(task))
 
 
 def read_heads(state, heads):
@@ -313,19 +331,22 @@ def read_heads(state, heads):
 
 @torch.no_grad()
 def collect_states(model, task, heads, traces, length, spacing, rng, device="cpu"):
-    """What the heads hold after each command of fresh traces, and where the trace then is.
+    """What the heads hold once each command of fresh traces has settled, and where the trace is.
 
-    Shapes: states [B, L, heads, K, V]; elements [B, L], the numbers of the true permutations.
+    Shapes: states [B, L, heads, K, V]; elements [B, L], the numbers of the true permutations. The
+    reveal that may follow a command is read before its state is taken.
     """
+    length = length + spacing  # the last command settles in the line after it
     commands = draw_commands(task.group, task.commands, (traces, length), rng)
     asked = rng.integers(task.group.degree, size=(traces, length // spacing))
     tokens = torch.from_numpy(task.write(commands, asked)[0]).to(device)
+    elements = task.group.index(run_commands(commands))
     state, states, begin = None, [], 0
-    for end in command_ends(task, length, spacing):
+    for end in settled_ends(task, length, spacing)[:length - spacing]:
         state = model.stream(tokens[:, begin:end], state)[1]
         states.append(read_heads(state, heads))
         begin = end
-    return torch.stack(states, 1), task.group.index(run_commands(commands))
+    return torch.stack(states, 1), elements[:, :length - spacing]
 
 
 def spread(states, elements):
@@ -338,6 +359,191 @@ def spread(states, elements):
     apart = points - means[torch.from_numpy(np.searchsorted(found, elements))]
     within = (apart.square().sum() / (len(points) - len(found))).sqrt()
     return within.item(), torch.pdist(means).min().item()
+
+
+# --------------------------------------------------------------------------------------------------
+# Snapping: a non-linear step between the linear ones
+# --------------------------------------------------------------------------------------------------
+#
+# A linear recurrence that keeps its states apart cannot pull back a state that has drifted: the
+# same steps that carry the state carry its error. The states of a group are finitely many. So find
+# them, and after every few commands put the state back on the nearest one. Between two such points
+# the recurrence is what it was, and is still computed chunk by chunk.
+
+@torch.no_grad()
+def find_states(model, task, heads, device="cpu"):
+    """The states that the heads pass through, by clustering alone: centroids [N, heads, K, V].
+
+    Between the states of short traces there are small distances, within a cluster, and large ones,
+    between two. The widest gap parts them: a state farther than its middle from the first state of
+    every cluster begins a new one. Traces are added until a batch brings no new cluster.
+    Raises: ValueError if 10 batches all do.
+    """
+    rng, points, leaders = stream(0, "valid", 8, 8), [], None
+    for batch in range(10):
+        states = collect_states(model, task, heads, 256, 8, 8, rng, device)[0].flatten(0, 1)
+        points.append(states.flatten(1))
+        if batch == 0:
+            apart = torch.pdist(points[0]).sort()[0]
+            apart = apart[apart > apart[-1] / 10]  # closer ones: a trace with the same beginning
+            widest = apart.diff().argmax()
+            radius, leaders = apart[widest:widest + 2].mean(), points[0][:1]
+        known = len(leaders)
+        far = points[batch][torch.cdist(points[batch], leaders).amin(1) > radius]
+        while len(far):
+            leaders = torch.cat([leaders, far[:1]])
+            far = far[torch.cdist(far, far[:1])[:, 0] > radius]
+        if batch > 0 and len(leaders) == known:
+            points = torch.cat(points)
+            cluster = torch.cdist(points, leaders).argmin(1)
+            sums = torch.zeros_like(leaders).index_add(0, cluster, points)
+            return (sums / cluster.bincount().unsqueeze(1)).unflatten(1, states.shape[1:])
+    raise ValueError(f"what the tracking heads hold does not fall into clusters: {len(leaders):,} "
+                     f"after {sum(map(len, points)):,} commands, and still more; train longer, or "
+                     "use --snap off")
+
+
+def distances(states, centroids):
+    """Of each state to each centroid: [B, heads, K, V], [N, heads, K, V] -> [B, N]."""
+    return torch.cdist(states.flatten(1), centroids.flatten(1))
+
+
+def snap(memory, heads, centroids, rows):
+    """The state of a stream, in these rows with the nearest centroid in the place of what the heads
+    held. Shapes: centroids [N, heads, K, V]; rows bool [B]."""
+    held, memory = read_heads(memory, heads), list(memory)
+    near = centroids[distances(held, centroids).argmin(1)]
+    for (entry, head), old, new in zip(heads, held.unbind(1), near.unbind(1)):
+        memory[entry] = memory[entry].clone()
+        memory[entry][:, head] = torch.where(rows.view(-1, 1, 1), new, old)
+    return memory
+
+
+class Snapped:
+    """A linear RNN whose tracking heads are snapped once every `every`-th command has settled.
+
+    Streamed as the model itself is. The state is snapped just before the token that follows, so
+    that it is returned as it arrived. State: that of the model, then the last tokens [B, 3] and the
+    count of commands [B].
+    """
+
+    def __init__(self, model, task, heads, centroids, every=1):
+        self.model, self.heads, self.centroids, self.every = model, heads, centroids, every
+        ids = {symbol: [i] for i, symbol in enumerate(task.vocab)}
+        comma_names = [i for i, symbol in enumerate(task.vocab) if symbol.startswith(", ")]
+        # The last tokens at the settled place: no other line has them.
+        self.pattern = [torch.tensor(kind, device=centroids.device) for kind in
+                        ([comma_names, ids["\n"], ids[">>> "]] if task.commands == "swap" else
+                         [list(range(len(ids))), comma_names, ids[" = "]])]
+
+    @torch.no_grad()
+    def stream(self, tokens, state=None):
+        *memory, past, count = state or [tokens.new_full((len(tokens), 3), -1),
+                                         tokens.new_zeros(len(tokens))]
+        window, memory = torch.cat([past, tokens], 1), memory or None
+        after = torch.stack([torch.isin(window[:, i:i + tokens.shape[1]], kind)
+                             for i, kind in enumerate(self.pattern)]).all(0)
+        number = count.unsqueeze(1) + after.cumsum(1)
+        due = after & (number % self.every == 0)
+        logits, begin = [], 0
+        for end in [*due.any(0).nonzero().flatten().tolist(), tokens.shape[1]]:
+            if begin < end:
+                piece, memory = self.model.stream(tokens[:, begin:end], memory)
+                logits.append(piece)
+            if end < tokens.shape[1]:
+                memory = snap(memory, self.heads, self.centroids, due[:, end])
+            begin = end
+        return torch.cat(logits, 1), [*memory, window[:, -3:], number[:, -1]]
+
+
+@torch.no_grad()
+def extract(model, task, heads, centroids, device="cpu"):
+    """The automaton inside the network: from each state each command, and the state nearest to
+    where it leads.
+
+    Returns (table, start, reach): the next states [N, commands], the state nearest to where the
+    lines `>>> a = 1` lead, and how far, at most, a command ends from the nearest state, in units of
+    half the least distance between two: below 1, no other state is as near.
+    """
+    lines, begin = task.command_tokens(alphabet_of(task)), settled(task)
+    first = torch.from_numpy(np.concatenate([task.start_tokens(), lines[0, :begin]])).to(device)
+    # From one settled place to the next: all command lines begin alike.
+    lines = torch.from_numpy(np.roll(lines, -begin, 1)).to(device)
+    memory, table, farthest = model.stream(first.expand(len(lines), -1))[1], [], 0.0
+    start = distances(read_heads(memory, heads), centroids)[0].argmin().item()
+    for state in centroids:
+        for (entry, head), held in zip(heads, state):
+            memory[entry][:, head] = held
+        ends = distances(read_heads(model.stream(lines, memory)[1], heads), centroids).min(1)
+        table.append(ends.indices)
+        farthest = max(farthest, ends.values.max().item())
+    reach = farthest / (torch.pdist(centroids.flatten(1)).min().item() / 2)
+    return torch.stack(table).cpu().numpy(), start, reach
+
+
+def relabel(table, start, group, alphabet):
+    """The states as elements: the start is the identity, and a command leads from g to g h.
+
+    Breadth first; -1 for a state that no command leads to. Since the commands keep their names and
+    lead everywhere, no other relabelling can be an isomorphism: table and group are isomorphic if
+    and only if each element occurs once, and every transition agrees.
+    Returns (labels [N], agree): the number of transitions that agree.
+    """
+    labels, letters = np.full(len(table), -1), group.index(alphabet)
+    labels[start], frontier = 0, [start]
+    while frontier:
+        state = frontier.pop(0)
+        for after, label in zip(table[state], group.compose(labels[state], letters)):
+            if labels[after] < 0:
+                labels[after] = label
+                frontier.append(after)
+    reached = labels >= 0
+    expected = group.compose(labels[reached, None], letters)
+    return labels, int((labels[table[reached]] == expected).sum())
+
+
+def extract_and_print(model, task, heads, centroids, device="cpu"):
+    """Whether the automaton inside the network is the group, as a line and as numbers."""
+    group, alphabet = task.group, alphabet_of(task)
+    table, start, reach = extract(model, task, heads, centroids, device)
+    labels, agree = relabel(table, start, group, alphabet)
+    exact = agree == table.size and sorted(labels) == list(range(group.order))
+    print(f"extract: {len(table)} states found, {agree:,} of {table.size:,} transitions agree with "
+          f"{group.name} ({group.order} elements): {'' if exact else 'NOT '}isomorphic; a command "
+          f"ends at most {reach:.0%} of the way from a state to the border")
+    return {"states": len(table), "order": group.order, "transitions": table.size, "agree": agree,
+            "isomorphic": exact, "reach": reach}
+
+
+def states_from(source, model, task, device="cpu"):
+    """The tracking heads and their centroids: found, or read from a file; a file that is not there
+    is written. None are found, and none written, for a model without a tracking head.
+
+    Raises: ValueError if the file holds something else, or the states of another model.
+    """
+    path = None if source == "auto" else Path(source)
+    if path and path.exists():
+        try:
+            heads, centroids = torch.load(path, map_location=device, weights_only=True)
+            model_heads = model.stream(torch.zeros(1, 1, dtype=torch.long, device=device))[1]
+            read_heads(model_heads, heads)[0] - centroids
+        except (OSError, EOFError, RuntimeError, TypeError, ValueError, IndexError, AttributeError,
+                pickle.UnpicklingError) as error:
+            raise ValueError(f"{path} does not hold the states of this model: "
+                             f"{' '.join(str(error).split())[:100]}") from None
+        print(f"tracking: {len(centroids)} states read from {path}")
+        return [tuple(head) for head in heads], centroids
+    heads = tracking_heads(model, task, device)
+    if not heads:
+        print("tracking: no head of this model tracks; nothing is snapped or extracted")
+        return [], []
+    centroids = find_states(model, task, heads, device)
+    least = torch.pdist(centroids.flatten(1)).min().item()
+    print(f"tracking: heads {spaced(f'{entry}:{head}' for entry, head in heads)} (state:head), "
+          f"{len(centroids)} states found, at least {least:.1f} apart")
+    if path:
+        replace_file(path, lambda side: torch.save((heads, centroids), side))
+    return heads, centroids
 
 
 # --------------------------------------------------------------------------------------------------
@@ -536,14 +742,21 @@ def main(argv=None):
     parser.add_argument("--exhaustive", action="store_true", help="every command from every state")
     parser.add_argument("--intervene", action="store_true",
                         help="accuracy with the beta range of each head narrowed, one at a time")
+    parser.add_argument("--snap", default="off", metavar="auto|off|FILE",
+                        help="put drifted states back on the nearest one; FILE keeps those found")
+    parser.add_argument("--snap-every", type=int, default=1, help="commands from snap to snap")
+    parser.add_argument("--extract", action="store_true",
+                        help="read the automaton off the states, and compare it with the group")
+    parser.add_argument("--record", metavar="FILE", help="append the numbers as one JSON line")
     parser.add_argument("--plot", metavar="FILE", help="write the figure (.png, .pdf, .svg)")
     parser.add_argument("--json", action="store_true",
                         help="print the numbers as one JSON line at the end")
+    argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     try:
-        if args.traces < 1 or args.seed < 0:
-            raise ValueError("--traces must be at least 1 and --seed not negative; "
-                             f"got {args.traces}, {args.seed}")
+        if args.traces < 1 or args.seed < 0 or args.snap_every < 1:
+            raise ValueError("--traces and --snap-every must be at least 1 and --seed not "
+                             f"negative; got {args.traces}, {args.snap_every}, {args.seed}")
         if args.plot and Path(args.plot).suffix not in FORMATS:
             raise ValueError(f"--plot writes {', '.join(FORMATS)}; got {args.plot}")
         device = choose_device(args.device)
@@ -554,9 +767,21 @@ def main(argv=None):
                              "trained without --uncertain and knows no coins")
         if not 0 <= (args.uncertain or 0) <= 1:
             raise ValueError(f"--uncertain must lie between 0 and 1; got {args.uncertain}")
+        if args.intervene and not delta_blocks(model):
+            raise ValueError("--intervene narrows the beta of a linrnn; "
+                             f"this run is a {config['model']}")
+        numbers, begin, trained = {"config": config}, time.perf_counter(), model
+        if args.snap != "off" or args.extract:
+            source = "auto" if args.snap == "off" else args.snap
+            heads, centroids = states_from(source, model, task, device)
+            numbers["tracking"] = {"heads": heads, "states": len(centroids)}
+        if args.extract and heads:
+            numbers["extract"] = extract_and_print(model, task, heads, centroids, device)
+        if args.snap != "off" and heads:
+            model = Snapped(model, task, heads, centroids, args.snap_every)
         results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device,
                                      args.reveals, args.uncertain)
-        numbers = {"config": config, "results": results}
+        numbers["results"] = results
         if "kl" in results[0]:
             numbers |= {"uncertain": args.uncertain, "reveals": args.reveals}
         if args.exhaustive and config["format"] != "repl":
@@ -567,15 +792,17 @@ def main(argv=None):
             print_certificate(pairs, failures, task)
             numbers["exhaustive"] = {"pairs": pairs, "right": pairs - len(failures)}
         if args.intervene:
-            if not delta_blocks(model):
-                raise ValueError(f"--intervene narrows the beta of a linrnn; "
-                                 f"this run is a {config['model']}")
             limits = np.linspace(1, 0.5, 6) * config["options"]["beta_max"]
-            accuracy = intervene(model, task, limits, seed=args.seed, device=device)
+            accuracy = intervene(trained, task, limits, seed=args.seed, device=device)
             print_intervention(accuracy, limits, task.chance)
             numbers["intervention"] = {"limits": limits.tolist(), "accuracy": accuracy.tolist()}
         if args.plot:
             plot(results, config, args.plot)
+        if args.record:
+            minutes = round((time.perf_counter() - begin) / 60, 3)
+            append_record(args.record, ["eval.py", *argv],
+                          {"seed": config["seed"], **numbers, "minutes": minutes,
+                           "threads": torch.get_num_threads(), "device": device})
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if args.json:

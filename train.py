@@ -390,16 +390,22 @@ def open_folder(folder, resume, config):
 
 def record_run(path, argv, run, results):
     """Append one JSON line: enough to make the run again, and what it reached."""
+    append_record(path, ["train.py", *argv], {
+        "seed": run.config["seed"],
+        "parameters": sum(weight.numel() for weight in run.model.parameters()),
+        "steps": run.progress["step"], "stage_reached": run.progress["stage"] + 1,
+        "stages": len(run.config["curriculum"]),
+        "minutes": round(run.progress["seconds"] / 60, 3),
+        "threads": torch.get_num_threads(), "device": run.device, "results": results})
+
+
+def append_record(path, command, numbers):
+    """Append one JSON line: the command, what it measured, and the code that did."""
     describe = ["git", "describe", "--always", "--dirty"]
     commit = (subprocess.run(describe, capture_output=True, text=True).stdout.strip()
               if shutil.which("git") else "")
-    line = {"command": shlex.join(["python", "train.py", *argv]), "seed": run.config["seed"],
-            "parameters": sum(weight.numel() for weight in run.model.parameters()),
-            "steps": run.progress["step"], "stage_reached": run.progress["stage"] + 1,
-            "stages": len(run.config["curriculum"]),
-            "minutes": round(run.progress["seconds"] / 60, 3),
-            "threads": torch.get_num_threads(), "device": run.device, "torch": torch.__version__,
-            "commit": commit, "results": results}
+    line = {"command": shlex.join(["python", *command]), **numbers, "torch": torch.__version__,
+            "commit": commit}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(json.dumps(line) + "\n")

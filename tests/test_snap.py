@@ -1,10 +1,12 @@
 """The head that tracks is found, and the states it passes through are the group's."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from data import Group, ReplTask, WordTask, stream
-from eval import collect_states, command_ends, spread, tracking_heads
+from eval import collect_states, settled_ends, spread, tracking_heads
 from models import build
 from scan import delta_rule_recurrent, exchange_key, swap_machine_keys
 from torch.nn import functional as F
@@ -75,16 +77,14 @@ def test_words_have_no_commands_to_stop_at():
         tracking_heads(build("linrnn", 6), task)
 
 
-@pytest.mark.parametrize("commands", ["full", "swap"])
-def test_a_command_ends_with_its_newline(commands):
-    """Up to each end the text holds one more line `>>> a, b... = `, and ends with it."""
+@pytest.mark.parametrize("commands, mark", [("full", " = "), ("swap", ">>> ")])
+def test_a_command_has_settled_in_the_line_after_it(commands, mark):
+    """Up to each place the text holds one command more, whole, and ends with the mark."""
     task = ReplTask(Group("S4"), commands)
     tokens, _ = task.sample(1, 6, 3, stream(0, "valid"))
-    for count, end in enumerate(command_ends(task, 6, 3), 1):
-        lines = task.decode(tokens[0, :end]).splitlines(keepends=True)
-        assert lines[-1].endswith("\n") and sum(", " in line and "=" in line
-                                                for line in lines) == count
-        assert ", " in lines[-1] and "=" in lines[-1]
+    for count, end in enumerate(settled_ends(task, 6, 3), 1):
+        text = task.decode(tokens[0, :end])
+        assert text.endswith(mark) and len(re.findall(r", . = .*\n", text)) == count
 
 
 def test_the_states_of_the_hand_built_head_are_the_permutations():
