@@ -228,10 +228,6 @@ class PairSplit:
         self.a, self.b = rng.permutation(count), rng.permutation(count)
         self.find = self.b.argsort()  # the command h of a given b[h]
 
-    def is_held_out(self, g, h):
-        """Whether the pair (g, h) of command numbers is a held-out one."""
-        return (self.a[g] + self.b[h]) % len(self.alphabet) < self.cut
-
     def draw(self, shape, rng, held_out):
         """Random commands of which every consecutive pair is held out, or none: [B, L, n]."""
         (batch, length), count = shape, len(self.alphabet)

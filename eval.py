@@ -629,10 +629,12 @@ def intervene(model, task, limits, length=64, spacing=2, traces=64, seed=0, devi
 
 def print_intervention(accuracy, limits, chance):
     """The table of intervene(): a row for each head."""
-    print(f"\naccuracy at (64,2) with the beta of one head scaled to [0, limit]; chance {chance:.1%}")
+    print("\naccuracy at (64,2) with the beta of one head scaled to [0, limit]; "
+          f"chance {chance:.1%}")
     print(f"{'limit':>16} " + " ".join(f"{limit:7.2f}" for limit in limits))
-    for (layer, head), row in zip(np.ndindex(accuracy.shape[:2]), accuracy.reshape(-1, len(limits))):
-        print(f"{f'layer {layer} head {head}':>16} " + " ".join(f"{share:7.1%}" for share in row))
+    for layer, head in np.ndindex(accuracy.shape[:2]):
+        print(f"{f'layer {layer} head {head}':>16} " +
+              " ".join(f"{share:7.1%}" for share in accuracy[layer, head]))
 
 
 def fit_probe(states, elements, group):
@@ -640,18 +642,14 @@ def fit_probe(states, elements, group):
     where variable i holds value j. Shapes: states [N, ...], elements [N] -> weights [features, nn].
     """
     targets = F.one_hot(torch.from_numpy(group.elements[elements]), group.degree).float()
-    return torch.linalg.lstsq(with_one(states), targets.flatten(1), driver="gelsd").solution
+    return torch.linalg.lstsq(states.flatten(1), targets.flatten(1), driver="gelsd").solution
 
 
 def probe_accuracy(weights, states, elements, group):
     """Share of states of which the map reads every variable rightly."""
     n = group.degree
-    read = (with_one(states) @ weights).view(-1, n, n).argmax(-1)
+    read = (states.flatten(1) @ weights).view(-1, n, n).argmax(-1)
     return (read == torch.from_numpy(group.elements[elements])).all(-1).float().mean().item()
-
-
-def with_one(states):
-    return F.pad(states.flatten(1), (0, 1), value=1.0)
 
 
 def swap_machine_errors(group, lengths, dtype, traces=4, seed=0):

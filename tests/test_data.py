@@ -132,8 +132,8 @@ def test_training_never_shows_a_held_out_pair_and_the_test_shows_no_other(comman
     pairs = {}
     for held_out in (False, True):
         tokens, _ = task.sample(600, 400, 5, np.random.default_rng(held_out), held_out)
-        lines = [[line for line in task.decode(row).splitlines() if ", " in line and "p" not in line]
-                 for row in tokens]
+        texts = [task.decode(row).splitlines() for row in tokens]
+        lines = [[line for line in text if ", " in line and "print" not in line] for text in texts]
         pairs[held_out] = {pair for row in lines for pair in zip(row, row[1:])}
         frequency = Counter(line for row in lines for line in row)
         assert len(frequency) == count
