@@ -45,7 +45,7 @@ class UnitLength(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, eps):
-        length = (x.square().sum(-1, keepdim=True) + eps).sqrt_()
+        length = (torch.linalg.vector_norm(x, dim=-1, keepdim=True) ** 2 + eps).sqrt()
         y = x / length
         ctx.save_for_backward(y, length)
         return y
@@ -55,7 +55,7 @@ class UnitLength(torch.autograd.Function):
     def backward(ctx, g_y):
         y, length = ctx.saved_tensors
         along = (y * g_y).sum(-1, keepdim=True)
-        return (g_y - y * along).div_(length), None
+        return torch.addcmul(g_y, y, along, value=-1).div_(length), None
 
 
 def unit(x):

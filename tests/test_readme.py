@@ -17,8 +17,9 @@ from models import MODELS
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = sorted(set(re.findall(r"python (\w+\.py[^\n`|&]*)", README)))
-RECORDS = [json.loads(line) for path in sorted((ROOT / "results").glob("*.jsonl"))
-           for line in path.read_text().splitlines()]
+LINES = [json.loads(line) for path in sorted((ROOT / "results").glob("*.jsonl"))
+         for line in path.read_text().splitlines()]
+RECORDS = [line for line in LINES if "command" in line]  # runs of train.py
 PARSED = {"data.py": data.main, "scan.py": scan.main, "train.py": train.main,
           "eval.py": evaluation.main}
 

@@ -5,6 +5,7 @@ Sizes are pairwise different and none a multiple of another, states are not zero
 swapped axis, a transposed read or an off-by-one at a chunk edge cannot hide.
 """
 
+import json
 import shutil
 
 import numpy as np
@@ -108,7 +109,8 @@ WRONG = {  # a wrong variant of the source each: (what it says, what it would sa
                                       "solve_triangular(L_NCC.mT, rhs, upper=True"),
     "(6) with the wrong sign": ("u_CV - w_CK @ state_KV", "u_CV + w_CK @ state_KV"),
     "(6) without the state": ("u_CV - w_CK @ state_KV", "u_CV"),
-    "(7) excludes the write at t": ("(q_NCK @ k_NCK.mT).tril_() @", "(q_NCK @ k_NCK.mT).tril_(-1) @"),
+    "(7) excludes the write at t": ("(q_NCK @ k_NCK.mT).tril_() @",
+                                    "(q_NCK @ k_NCK.mT).tril_(-1) @"),
     "(7) with q and k exchanged": ("(q_NCK @ k_NCK.mT).tril_() @", "(k_NCK @ q_NCK.mT).tril_() @"),
     "(7) reads the state after": ("starts.append(state_KV)",
                                   "starts.append(state_KV + k_CK.mT @ d_CV)"),
@@ -284,13 +286,50 @@ def test_shapes_that_do_not_fit_are_refused_by_letter():
         delta_product(q, k, v, beta, state)
 
 
-def test_the_self_check_prints_its_table_and_fails_on_a_wrong_scan(capsys, monkeypatch, refused):
-    small = ["--batch", "2", "--heads", "1", "--width", "4", "--lengths", "9", "33"]
+def test_the_self_check_prints_its_rows_and_fails_on_a_wrong_scan(capsys, monkeypatch, refused):
+    small = "--batch 2 --heads 1 --width 4 --rounds 1 --lengths 9 33".split()
     scan.main(small)
-    assert capsys.readouterr().out.count("\n") == 5
+    assert capsys.readouterr().out.count("times_faster") == 4
     monkeypatch.setattr(scan, "in_chunks", lambda x, C: x.flip(-2).unsqueeze(-3))
-    with pytest.raises(SystemExit, match="disagrees"):
+    with pytest.raises(SystemExit, match="C=32 disagrees"):
         scan.main(small)
     capsys.readouterr()
-    refused(scan.main, ["--chunk-size", 0], "at least 1")
+    refused(scan.main, ["--width", 0], "at least 1")
     refused(scan.main, ["--lengths", "many"], "invalid int")
+
+
+def test_the_forms_of_the_benchmark_are_the_delta_rule():
+    """All that is timed computes the same values and gradients; the bound counts what (4) to (16)
+    multiply."""
+    arguments = inputs(T=45)[:4]
+    expected = gradients(delta_rule_recurrent, arguments)
+    for name in ("textbook", "autograd", "C=16", "C=64"):
+        assert_same(scan.FORMS[name](*arguments), delta_rule_recurrent(*arguments))
+        assert_same(gradients(scan.FORMS[name], arguments), expected)
+
+
+def test_the_bench_records_time_and_memory(tmp_path):
+    """A row for each form at each length, as JSON. The loop keeps a K x V state for each token, at
+    least; the chunks do with less."""
+    scan.main(["--bench", "--batch", "2", "--heads", "1", "--width", "32", "--lengths", "200",
+               "--rounds", "1", "--record", str(tmp_path / "bench.jsonl")])
+    rows = [json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines()]
+    assert [row["form"] for row in rows] == ["loop", "textbook", "autograd", "C=16", "C=32", "C=64"]
+    assert rows[0]["peak"] >= 2 * 200 * 32 * 32 * 4 / 2**20 > rows[4]["peak"]
+    assert rows[0]["times_faster"] == 1
+    assert all(row["tokens/s"] == pytest.approx(400e3 / row["with_backward"]) for row in rows)
+
+
+def test_float32_loses_a_few_times_what_the_loop_loses():
+    """T = 4,096 exchanges by the ten swap keys of S5, in a random orthogonal basis: the error
+    against the float64 loop is within 10 times that of the float32 loop."""
+    pairs = torch.combinations(torch.arange(5))
+    basis = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0]
+    k = (exchange_key(pairs[:, 0], pairs[:, 1], 5) @ basis)[torch.randint(10, (8, 4096))]
+    beta, state = k.new_full((8, 4096), 2.0), torch.eye(5).double().expand(8, 5, 5)
+    exact = torch.randn_like(k), k, torch.zeros_like(k), beta, state
+    rounded = [x.float() for x in exact]
+    truth = delta_rule_recurrent(*exact)
+    loop = scan.largest_error(delta_rule_recurrent(*rounded), truth)
+    for C in (16, 32, 256):
+        assert scan.largest_error(delta_rule_chunked(*rounded, chunk_size=C), truth) <= 10 * loop
