@@ -436,6 +436,14 @@ def test_a_beginning_that_fits_badly_keeps_a_scale_of_its_own():
     assert abs(evidence[-1] / (10_000 * math.log(0.5)) - 1) < 1e-12
 
 
+def test_the_scan_takes_numbers_at_the_end_of_the_format():
+    """Steps with entries of 2^-140 and 2^120 in float32, whose products no float32 holds."""
+    A = torch.tensor([2.0**-140, 2.0**-145, 2.0**120, 2.0**127]).repeat(50)[:, None, None]
+    belief, evidence = rescaled_scan(A, torch.ones(1))
+    assert (belief == 1).all()
+    assert abs(evidence[-1] / (50 * (-140 - 145 + 120 + 127) * math.log(2)) - 1) < 1e-12
+
+
 def test_an_impossible_reveal_ends_the_rescaled_scan_where_it_stands():
     A = torch.stack([torch.eye(2), torch.diag(torch.tensor([0.0, 1.0])), torch.eye(2)])
     belief, evidence = rescaled_scan(A, torch.tensor([1.0, 0.0]))
