@@ -258,6 +258,29 @@ def test_both_representations_underflow_at_the_predicted_step(dtype):
     assert (H[:, [0, 1], [0, 1]] == 1).all()
 
 
+def test_the_two_sided_recurrence_is_its_equation():
+    """S_t = L_t S_{t-1} R_t + W_t with K, V and T different, in numpy, step by step."""
+    left, right = torch.rand(2, 6, 4, 4).double(), torch.rand(2, 6, 3, 3).double()
+    write, state = torch.rand(2, 6, 4, 3).double(), torch.rand(2, 4, 3).double()
+    ours = two_sided_recurrence(left, right, write, state).numpy()
+    for b in range(2):
+        S = state[b].numpy()
+        for t in range(6):
+            S = left[b, t].numpy() @ S @ right[b, t].numpy() + write[b, t].numpy()
+            assert np.abs(ours[b, t] - S).max() < 1e-12 * np.abs(S).max()
+
+
+def test_a_reveal_settles_one_row_and_one_column_of_the_marginals():
+    """(19): variable i holds j and nothing else, no other variable holds j; the rest is kept."""
+    H = torch.rand(4, 4, dtype=torch.float64)
+    for i, j in itertools.product(range(4), repeat=2):
+        steps = [x[None] for x in marginal_reveals(torch.tensor(i), torch.tensor(j), 4)]
+        ours, expected = two_sided_recurrence(*steps, H)[0], H.clone()
+        expected[i], expected[:, j] = 0, 0
+        expected[i, j] = 1
+        assert (ours == expected).all()
+
+
 def test_a_coin_flip_of_an_exchange_is_a_delta_step_with_beta_2p():
     """(1 - p) I + p P_g = I - 2p k k^T: equation (18) is the delta rule, for any H and p."""
     p = torch.rand(7, dtype=torch.float64)
