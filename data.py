@@ -292,7 +292,7 @@ class PFSA:
                 posterior = survived / evidence[:, t, None]
                 belief = (self.delta[symbols[:, t]] @ posterior[..., None])[..., 0]
         if (evidence == 0).any():
-            trace, step = min(np.argwhere(evidence == 0), key=lambda place: place[1])
+            trace, step = np.argwhere(evidence == 0)[0]
             raise ValueError(f"impossible reveal at step {step} of trace {trace}: no state that "
                              f"the symbols before it allow is consistent with "
                              f"{self.names[symbols[trace, step]]!r}")

@@ -14,7 +14,8 @@ same reveals (data.py), which no model can pass:
     bayes    accuracy to expect of the best answer there is, the mean of max p
     KL       KL(p || model) in nats: what the model loses on average by not being the filter
     excess   the same from the values that were revealed: mean of log p(value) - log model(value)
-and, as a yardstick that needs no training, the KL of the best n x n matrix of marginals (scan.py).
+and, as a yardstick that needs no training, KL of marginals: that of the paper's n x n matrix of
+marginals, in fp64 and decoded by Sinkhorn-Knopp (scan.py, section 6).
 
 Recurrent models are streamed, piece by piece, in memory that does not depend on L.
 

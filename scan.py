@@ -420,28 +420,30 @@ def sinkhorn(H_KV, tolerance=1e-9, rounds=1000):
 #
 # so there is a parallel scan, and c keeps every column near 1: powers of two round nothing. Each
 # column has a scale of its own, since column j is the belief of a reader who began in state j: two
-# beginnings that fit the reveals unequally well drift apart without bound.
+# beginnings that fit the reveals unequally well drift apart without bound. (Inside one belief a
+# state of relative weight below the smallest number is still lost, as it is to a filter that
+# divides at every step.)
 
 NEVER = -2**40  # the scale of a column of zeros: this beginning is excluded
 
 
-def rescale(M_KK, s_K):
-    """The same pair, with the largest entry of each column of M in [1/2, 1)."""
-    largest_K = M_KK.abs().amax(-2)
-    exponent_K = torch.frexp(largest_K).exponent
-    s_K = torch.where(largest_K > 0, s_K + exponent_K, NEVER)
-    return torch.ldexp(M_KK, -exponent_K.unsqueeze(-2)), s_K
+def rescale(M_KV, s_K, s_V):
+    """diag(2^s_K) M diag(2^s_V) as a pair, the largest entry of each column in [1/2, 1).
+
+    Shapes: M [..., K, V]; s_K, s_V int64 [..., K], [..., V]. Zeros have no scale of their own.
+    """
+    mantissa_KV, exponent_KV = torch.frexp(M_KV)
+    exponent_KV = torch.where(mantissa_KV != 0, exponent_KV + s_K.unsqueeze(-1), NEVER)
+    c_V = exponent_KV.amax(-2)
+    below_KV = (exponent_KV - c_V.unsqueeze(-2)).clamp_min(-2000)  # ldexp reads 32 bits only
+    return torch.ldexp(mantissa_KV.expand_as(below_KV), below_KV), (s_V + c_V).clamp_min(NEVER)
 
 
 def compose(later, earlier):
-    """Equation (20). M [..., K, K], s int64 [..., K]; M of the earlier pair may be [..., K, V]."""
+    """Equation (20): first the earlier pair, then the later one."""
     (M2_KK, s2_K), (M1_KV, s1_V) = later, earlier
-    mantissa_KV, exponent_KV = torch.frexp(M1_KV)
-    exponent_KV = torch.where(mantissa_KV != 0, exponent_KV + s2_K.unsqueeze(-1), NEVER)
-    c_V = exponent_KV.amax(-2)
-    below_KV = (exponent_KV - c_V.unsqueeze(-2)).clamp_min(-2000)  # ldexp reads 32 bits only
-    M1_KV = torch.ldexp(mantissa_KV.expand_as(below_KV), below_KV)
-    return rescale(M2_KK @ M1_KV, s1_V + c_V)
+    M1_KV, s_V = rescale(M1_KV, s2_K, s1_V)
+    return rescale(M2_KK @ M1_KV, torch.zeros_like(s2_K), s_V)
 
 
 def rescaled_scan(A_TKK, h_K):
@@ -454,7 +456,8 @@ def rescaled_scan(A_TKK, h_K):
     Cost: O(T K^3 log T), log2 T sequential rounds.  Source: Hillis and Steele 1986.
     """
     T = A_TKK.shape[-3]
-    M_TKK, s_TK = rescale(A_TKK, A_TKK.new_zeros(A_TKK.shape[:-1], dtype=torch.int64))
+    zeros_TK = A_TKK.new_zeros(A_TKK.shape[:-1], dtype=torch.int64)
+    M_TKK, s_TK = rescale(A_TKK, zeros_TK, zeros_TK)
     span = 1
     while span < T:
         joined = compose((M_TKK[..., span:, :, :], s_TK[..., span:, :]),
@@ -472,7 +475,7 @@ def rescaled_scan(A_TKK, h_K):
 # What this says about the paper's conclusion. That (17) underflows is a limit of number formats:
 # (20) is as linear and as parallel, and runs for ever. That (18) and (19) are not the filter is a
 # limit of n^2 numbers, in exact arithmetic too: marginals do not determine the belief (`eval.py`
-# measures the loss). What a state of fixed size can LEARN is neither of the two: see README.
+# measures the loss). What a state of fixed size LEARNS is neither of the two: README has the runs.
 
 
 # --------------------------------------------------------------------------------------------------

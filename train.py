@@ -6,8 +6,8 @@ answers more than --advance of the reveals in 3 batches running; the last stage 
 steps. A run that does not get through the earlier stages within --max-steps ends there. To give
 several models the same traces instead, --stage-steps fixes the steps of every stage.
 
-With --uncertain P a share P of the commands stands behind a coin. No model can then be right all the
-time, so a stage is left at --advance times the accuracy of the best prediction there is: that of
+With --uncertain P a share P of the commands stands behind a coin. No model can then be right all
+the time: a stage is left at --advance times the accuracy of the best prediction there is, that of
 the exact filter on the same batch (data.py).
 
 The learning rates do not decay. The model that is saved and evaluated is instead the mean of the
@@ -69,7 +69,8 @@ def make_parser():
     add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not")
     add("--householders", type=int, help="linrnn: steps per token, R")
     add("--conv-width", type=int,
-        help="linrnn: tokens that the local block sees (default for traces: n + 3; uncertain: 2n + 3)")
+        help="linrnn: tokens that the local block sees (default for traces: n + 3; 2n + 3 with "
+             "uncertain commands)")
     add("--d-model", type=int, help="width (default for this and the next two: the model's own)")
     add("--heads", type=int)
     add("--layers", type=int)
