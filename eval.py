@@ -407,8 +407,20 @@ def relabel(table, start, group, alphabet):
     return labels, int((labels[table[reached]] == expected).sum())
 
 
+def drift(model, task, heads, device="cpu", ends=(16, 64, 128, 256, 512)):
+    """The spread of the states along traces: [end, within a class, between two], each from the 16
+    commands up to that end."""
+    states, elements = collect_states(model, task, heads, 128, ends[-1], 16,
+                                      stream(0, "valid", ends[-1], 16), device)
+    rows = []
+    for end in ends:
+        states_there, there = states[:, end - 16:end].flatten(0, 1), elements[:, end - 16:end]
+        rows.append([end, *spread(states_there, there.flatten())])
+    return rows
+
+
 def extract_and_print(model, task, heads, centroids, device="cpu"):
-    """Whether the automaton inside the network is the group, as a line and as numbers."""
+    """Whether the automaton inside the network is the group, and how its states drift."""
     group, alphabet = task.group, alphabet_of(task)
     table, start, reach = extract(model, task, heads, centroids, device)
     labels, agree = relabel(table, start, group, alphabet)
@@ -416,8 +428,13 @@ def extract_and_print(model, task, heads, centroids, device="cpu"):
     print(f"extract: {len(table)} states found, {agree:,} of {table.size:,} transitions agree with "
           f"{group.name} ({group.order} elements): {'' if exact else 'NOT '}isomorphic; a command "
           f"ends at most {reach:.0%} of the way from a state to the border")
+    drifts = {"alone": drift(model, task, heads, device),
+              "snapped": drift(Snapped(model, task, heads, centroids), task, heads, device)}
+    for name, rows in drifts.items():
+        print(f"{name:>8}: spread within a state, least distance between two: " +
+              ", ".join(f"{within:.2f} {between:.2f} at {end}" for end, within, between in rows))
     return {"states": len(table), "order": group.order, "transitions": table.size, "agree": agree,
-            "isomorphic": exact, "reach": reach}
+            "isomorphic": exact, "reach": reach, "drift": drifts}
 
 
 def states_from(source, model, task, device="cpu"):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from data import Group, ReplTask, WordTask, stream
-from eval import (Snapped, alphabet_of, collect_states, evaluate, extract, find_states, main,
-                  relabel, settled, settled_ends, spread, states_from, tracking_heads)
+from eval import (Snapped, alphabet_of, collect_states, drift, evaluate, extract,
+                  extract_and_print, find_states, main, relabel, settled, settled_ends, spread,
+                  states_from, tracking_heads)
 from models import build
 from scan import delta_rule_recurrent, exchange_key, swap_machine_keys
 from torch.nn import functional as F
@@ -164,6 +165,20 @@ def test_a_state_that_is_wrong_stays_wrong(noisy):
     answers = snapped.stream(tokens[:, first:], memory)[0].argmax(-1).numpy()
     truth, asked = targets[:, first:], reveals[:, first:]
     assert ((answers == truth) == (truth == task.value_tokens[2]))[asked].all()
+
+
+def test_the_drift_grows_alone_and_stays_when_snapped(noisy, monkeypatch, capsys):
+    """Spread within a state: alone larger after 48 commands than after 16; snapped the same within
+    a tenth, and small. The printed verdict is that of the table."""
+    machine, task, states = noisy
+    monkeypatch.setattr("eval.drift", lambda *args: drift(*args, ends=(16, 48)))
+    numbers = extract_and_print(machine, task, [(0, 0)], states)
+    (_, early, _), (end, late, between) = numbers["drift"]["alone"]
+    (_, first, _), (_, last, apart) = numbers["drift"]["snapped"]
+    assert end == 48 and late > 1.5 * early and abs(last / first - 1) < 0.1
+    assert last < early and apart > between
+    assert numbers["isomorphic"] and numbers["agree"] == numbers["transitions"] == 36
+    assert "36 of 36 transitions agree with S3 (6 elements): isomorphic" in capsys.readouterr().out
 
 
 def test_off_is_bit_identical_and_pieces_do_not_matter(noisy):
