@@ -281,7 +281,9 @@ def tracking_heads(model, task, device="cpu"):
     """
     if not isinstance(model, LinRNN):
         return []
-    check_traces(task, "the tracking heads are found")
+    if not isinstance(task, ReplTask):
+        raise ValueError("the tracking heads are found in REPL traces; this run was trained on "
+                         "words")
     tokens, _ = task.sample(64, 32, 32, stream(0, "valid", 32, 32))
     x, entry, found = model.embedding(torch.from_numpy(tokens).to(device)), 0, []
     for block in model.blocks:
@@ -300,29 +302,22 @@ def tracking_heads(model, task, device="cpu"):
     return found
 
 
-def check_traces(task, what):
-    """Raises: ValueError unless the task is that of REPL traces."""
-    if not isinstance(task, ReplTask):
-        raise ValueError(f"{what} in REPL traces; this run was trained on words")
-
-
 def settled(task):
-    """Tokens of a command line after which the command before it is done: `>>> a, b, c = `.
+    """Tokens of a line after which the command in the line before is done: `>>> a, b, c = `.
 
     A network works late: the local block sees n + 3 tokens, so the names of one line still steer
-    the steps of the next. After the `=` of a full command the line before is out of sight. The left
-    side of a swap differs from command to command: there it is after the prompt.
+    the steps of the next. After the `=` of a full command the line before is out of sight. A swap
+    is followed by no such fixed text: 0.
     """
-    return 1 if task.commands == "swap" else task.group.degree + 2
+    return 0 if task.commands == "swap" else task.group.degree + 2
 
 
 def settled_ends(task, length, spacing):
-    """How many tokens of a trace are read when each command but the first has settled: [L - 1]."""
-    zero = np.zeros((), int)
+    """How many tokens of a trace are read when each command but the last has settled: [L - 1]."""
+    zero, done = np.zeros((), int), np.arange(1, length)
     command = task.command_tokens(np.arange(task.group.degree)).shape[-1]
     reveal = task.reveal_tokens(zero, zero).shape[-1]
-    begun = np.arange(1, length)
-    return (len(task.start_tokens()) + begun * command + begun // spacing * reveal + settled(task))
+    return len(task.start_tokens()) + done * command + done // spacing * reveal + settled(task)
 
 
 def read_heads(state, heads):
@@ -375,33 +370,36 @@ def spread(states, elements):
 def find_states(model, task, heads, device="cpu"):
     """The states that the heads pass through, by clustering alone: centroids [N, heads, K, V].
 
-    Between the states of short traces there are small distances, within a cluster, and large ones,
-    between two. The widest gap parts them: a state farther than its middle from the first state of
-    every cluster begins a new one. Traces are added until a batch brings no new cluster.
-    Raises: ValueError if 10 batches all do.
+    The distances between the states of short traces are small within a cluster, large between two;
+    the widest gap parts them. A state on the far side of it from the first states of all clusters
+    begins a new one. Traces are added until a batch brings no new cluster.
+    Raises: ValueError if there is no gap, or if 10 batches all bring new clusters.
     """
-    rng, points, leaders = stream(0, "valid", 8, 8), [], None
+    rng, points = stream(0, "valid", 8, 8), []
     for batch in range(10):
         states = collect_states(model, task, heads, 256, 8, 8, rng, device)[0].flatten(0, 1)
         points.append(states.flatten(1))
         if batch == 0:
             apart = torch.pdist(points[0]).sort()[0]
-            apart = apart[apart > apart[-1] / 10]  # closer ones: a trace with the same beginning
-            widest = apart.diff().argmax()
-            radius, leaders = apart[widest:widest + 2].mean(), points[0][:1]
+            # Some states are the same, from traces that begin alike: a gap there says nothing.
+            apart = apart.clamp(min=apart[-1].item() / 10)
+            near, far = apart[apart.diff().argmax():][:2].tolist()
+            radius, leaders = (near + far) / 2, points[0][:1]
+            if far < 1.05 * near:
+                break
         known = len(leaders)
-        far = points[batch][torch.cdist(points[batch], leaders).amin(1) > radius]
-        while len(far):
-            leaders = torch.cat([leaders, far[:1]])
-            far = far[torch.cdist(far, far[:1])[:, 0] > radius]
+        new = points[batch][torch.cdist(points[batch], leaders).amin(1) > radius]
+        while len(new):
+            leaders = torch.cat([leaders, new[:1]])
+            new = new[torch.cdist(new, new[:1])[:, 0] > radius]
         if batch > 0 and len(leaders) == known:
             points = torch.cat(points)
             cluster = torch.cdist(points, leaders).argmin(1)
             sums = torch.zeros_like(leaders).index_add(0, cluster, points)
             return (sums / cluster.bincount().unsqueeze(1)).unflatten(1, states.shape[1:])
-    raise ValueError(f"what the tracking heads hold does not fall into clusters: {len(leaders):,} "
-                     f"after {sum(map(len, points)):,} commands, and still more; train longer, or "
-                     "use --snap off")
+    raise ValueError("what the tracking heads hold does not fall into clusters: "
+                     f"{len(leaders):,} after {256 * 8 * len(points):,} commands, the widest gap "
+                     f"from {near:.3g} to {far:.3g}; train longer, or use --snap off")
 
 
 def distances(states, centroids):
@@ -421,29 +419,26 @@ def snap(memory, heads, centroids, rows):
 
 
 class Snapped:
-    """A linear RNN whose tracking heads are snapped once every `every`-th command has settled.
+    """A linear RNN whose tracking heads are snapped at every `every`-th settled place of a trace.
 
     Streamed as the model itself is. The state is snapped just before the token that follows, so
-    that it is returned as it arrived. State: that of the model, then the last tokens [B, 3] and the
-    count of commands [B].
+    that it is returned as it arrived. State: that of the model, then the last two tokens [B, 2] and
+    the count of such places [B].
     """
 
     def __init__(self, model, task, heads, centroids, every=1):
         self.model, self.heads, self.centroids, self.every = model, heads, centroids, every
-        ids = {symbol: [i] for i, symbol in enumerate(task.vocab)}
-        comma_names = [i for i, symbol in enumerate(task.vocab) if symbol.startswith(", ")]
-        # The last tokens at the settled place: no other line has them.
-        self.pattern = [torch.tensor(kind, device=centroids.device) for kind in
-                        ([comma_names, ids["\n"], ids[">>> "]] if task.commands == "swap" else
-                         [list(range(len(ids))), comma_names, ids[" = "]])]
+        # Such a place is after a comma name and `=`, or a newline for swaps, and nowhere else.
+        commas = [i for i, symbol in enumerate(task.vocab) if symbol.startswith(", ")]
+        self.commas = torch.tensor(commas, device=centroids.device)
+        self.mark = task.vocab.index("\n" if task.commands == "swap" else " = ")
 
     @torch.no_grad()
     def stream(self, tokens, state=None):
-        *memory, past, count = state or [tokens.new_full((len(tokens), 3), -1),
+        *memory, past, count = state or [tokens.new_full((len(tokens), 2), -1),
                                          tokens.new_zeros(len(tokens))]
         window, memory = torch.cat([past, tokens], 1), memory or None
-        after = torch.stack([torch.isin(window[:, i:i + tokens.shape[1]], kind)
-                             for i, kind in enumerate(self.pattern)]).all(0)
+        after = torch.isin(window[:, :-2], self.commas) & (window[:, 1:-1] == self.mark)
         number = count.unsqueeze(1) + after.cumsum(1)
         due = after & (number % self.every == 0)
         logits, begin = [], 0
@@ -454,7 +449,7 @@ class Snapped:
             if end < tokens.shape[1]:
                 memory = snap(memory, self.heads, self.centroids, due[:, end])
             begin = end
-        return torch.cat(logits, 1), [*memory, window[:, -3:], number[:, -1]]
+        return torch.cat(logits, 1), [*memory, window[:, -2:], number[:, -1]]
 
 
 @torch.no_grad()
@@ -468,10 +463,11 @@ def extract(model, task, heads, centroids, device="cpu"):
     """
     lines, begin = task.command_tokens(alphabet_of(task)), settled(task)
     first = torch.from_numpy(np.concatenate([task.start_tokens(), lines[0, :begin]])).to(device)
-    # From one settled place to the next: all command lines begin alike.
+    # From one settled place to the next; all command lines are alike up to there.
     lines = torch.from_numpy(np.roll(lines, -begin, 1)).to(device)
     memory, table, farthest = model.stream(first.expand(len(lines), -1))[1], [], 0.0
     start = distances(read_heads(memory, heads), centroids)[0].argmin().item()
+    memory = model.stream(lines[:1].expand(len(lines), -1), memory)[1]  # a command came before
     for state in centroids:
         for (entry, head), held in zip(heads, state):
             memory[entry][:, head] = held
@@ -503,8 +499,20 @@ def relabel(table, start, group, alphabet):
     return labels, int((labels[table[reached]] == expected).sum())
 
 
+def drift(model, task, heads, device="cpu", ends=(16, 64, 128, 256, 512)):
+    """The spread of the states along traces: [end, within a class, between two], each from the 16
+    commands up to that end."""
+    states, elements = collect_states(model, task, heads, 128, ends[-1], 16,
+                                      stream(0, "valid", ends[-1], 16), device)
+    rows = []
+    for end in ends:
+        states_there, there = states[:, end - 16:end].flatten(0, 1), elements[:, end - 16:end]
+        rows.append([end, *spread(states_there, there.flatten())])
+    return rows
+
+
 def extract_and_print(model, task, heads, centroids, device="cpu"):
-    """Whether the automaton inside the network is the group, as a line and as numbers."""
+    """Whether the automaton inside the network is the group, and how its states drift."""
     group, alphabet = task.group, alphabet_of(task)
     table, start, reach = extract(model, task, heads, centroids, device)
     labels, agree = relabel(table, start, group, alphabet)
@@ -512,28 +520,33 @@ def extract_and_print(model, task, heads, centroids, device="cpu"):
     print(f"extract: {len(table)} states found, {agree:,} of {table.size:,} transitions agree with "
           f"{group.name} ({group.order} elements): {'' if exact else 'NOT '}isomorphic; a command "
           f"ends at most {reach:.0%} of the way from a state to the border")
+    drifts = {"alone": drift(model, task, heads, device),
+              "snapped": drift(Snapped(model, task, heads, centroids), task, heads, device)}
+    for name, rows in drifts.items():
+        print(f"{name:>8}: spread within a state, least distance between two: " +
+              ", ".join(f"{within:.2f} {between:.2f} at {end}" for end, within, between in rows))
     return {"states": len(table), "order": group.order, "transitions": table.size, "agree": agree,
-            "isomorphic": exact, "reach": reach}
+            "isomorphic": exact, "reach": reach, "drift": drifts}
 
 
 def states_from(source, model, task, device="cpu"):
-    """The tracking heads and their centroids: found, or read from a file; a file that is not there
-    is written. None are found, and none written, for a model without a tracking head.
+    """The tracking heads and their states: found, or read from a file; one not there is written.
 
-    Raises: ValueError if the file holds something else, or the states of another model.
+    Both empty for a model without a tracking head. Raises: ValueError if the file holds something
+    else, or states of another shape.
     """
     path = None if source == "auto" else Path(source)
     if path and path.exists():
         try:
             heads, centroids = torch.load(path, map_location=device, weights_only=True)
-            model_heads = model.stream(torch.zeros(1, 1, dtype=torch.long, device=device))[1]
-            read_heads(model_heads, heads)[0] - centroids
+            state = model.stream(torch.zeros(1, 1, dtype=torch.long, device=device))[1]
+            snap(state, heads, centroids, torch.ones(1, dtype=torch.bool, device=device))
         except (OSError, EOFError, RuntimeError, TypeError, ValueError, IndexError, AttributeError,
                 pickle.UnpicklingError) as error:
             raise ValueError(f"{path} does not hold the states of this model: "
                              f"{' '.join(str(error).split())[:100]}") from None
         print(f"tracking: {len(centroids)} states read from {path}")
-        return [tuple(head) for head in heads], centroids
+        return heads, centroids
     heads = tracking_heads(model, task, device)
     if not heads:
         print("tracking: no head of this model tracks; nothing is snapped or extracted")

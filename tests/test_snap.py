@@ -1,12 +1,16 @@
-"""The head that tracks is found, and the states it passes through are the group's."""
+"""The head that tracks is found; its states are the group's; put back on them, it does not get
+lost."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 import torch
 from data import Group, ReplTask, WordTask, stream
-from eval import collect_states, settled_ends, spread, tracking_heads
+from eval import (Snapped, alphabet_of, collect_states, drift, evaluate, extract,
+                  extract_and_print, find_states, main, relabel, settled, settled_ends, spread,
+                  states_from, tracking_heads)
 from models import build
 from scan import delta_rule_recurrent, exchange_key, swap_machine_keys
 from torch.nn import functional as F
@@ -77,7 +81,7 @@ def test_words_have_no_commands_to_stop_at():
         tracking_heads(build("linrnn", 6), task)
 
 
-@pytest.mark.parametrize("commands, mark", [("full", " = "), ("swap", ">>> ")])
+@pytest.mark.parametrize("commands, mark", [("full", " = "), ("swap", "\n")])
 def test_a_command_has_settled_in_the_line_after_it(commands, mark):
     """Up to each place the text holds one command more, whole, and ends with the mark."""
     task = ReplTask(Group("S4"), commands)
@@ -101,3 +105,175 @@ def test_spread_of_two_classes_known_by_hand():
     """Points 0, 2 and 7, 11 on a line: 1 and 2 from their means, with 4 - 2 degrees of freedom."""
     within, between = spread(torch.tensor([[0.0], [7.0], [2.0], [11.0]]), np.array([3, 8, 3, 8]))
     assert abs(within - 5**0.5) < 1e-6 and abs(between - 8) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    """A hand-built head whose keys are bent, enough to lose the state within some hundred commands,
+    and the states found in it."""
+    torch.manual_seed(0)
+    machine = SwapMachine("S3", noise=0.015)
+    return machine, machine.task, find_states(machine, machine.task, [(0, 0)])
+
+
+def test_snapping_restores_exact_tracking_where_the_noisy_head_alone_fails(noisy):
+    """In the second half of 300 commands the head alone is often wrong; snapped after every
+    command, or every fifth, it never is."""
+    machine, task, states = noisy
+    alone = evaluate(machine, task, 300, 10, traces=8)
+    assert np.mean(alone["by_position"][15:]) < 0.6
+    for every in (1, 5):
+        snapped = Snapped(machine, task, [(0, 0)], states, every)
+        assert evaluate(snapped, task, 300, 10, traces=8)["all"] == 1
+
+
+def test_states_are_found_without_being_counted_and_their_automaton_is_the_group(noisy):
+    """Six states of S3 in the noisy head, 24 of S4 in the exact one: every transition is right, and
+    a command ends closer to its state than to the border."""
+    exact = SwapMachine("S4")
+    for machine in (noisy[0], exact):
+        states = find_states(machine, machine.task, [(0, 0)])
+        group, alphabet = machine.task.group, alphabet_of(machine.task)
+        table, start, reach = extract(machine, machine.task, [(0, 0)], states)
+        labels, agree = relabel(table, start, group, alphabet)
+        assert sorted(labels) == list(range(group.order)) and agree == table.size
+        assert 0 <= reach < 0.5
+    assert reach < 1e-6
+
+
+def test_a_relabelled_group_is_recognised_and_one_wrong_transition_is_counted():
+    """The table of S4 with its states shuffled; then with one entry changed."""
+    group = Group("S4")
+    letters, shuffle = np.arange(24), np.random.default_rng(0).permutation(24)
+    table = np.empty((24, 24), int)
+    table[shuffle] = shuffle[group.compose(letters[:, None], letters)]
+    labels, agree = relabel(table, shuffle[0], group, group.elements)
+    assert (labels[shuffle] == letters).all() and agree == table.size
+    table[shuffle[7], 5] = shuffle[3]
+    assert relabel(table, shuffle[0], group, group.elements)[1] == table.size - 1
+
+
+def test_a_state_that_is_wrong_stays_wrong(noisy):
+    """With two values exchanged before the first command, the snapped head is for ever right about
+    the third value, and never about these two: snapping makes an error permanent."""
+    machine, task, states = noisy
+    snapped = Snapped(machine, task, [(0, 0)], states)
+    inputs, targets, reveals = task.training_batch(8, 100, 1, stream(0, "valid"))
+    tokens, first = torch.from_numpy(inputs.copy()), len(task.start_tokens())
+    memory = snapped.stream(tokens[:, :first])[1]
+    memory[0] = memory[0][..., [1, 0, 2]]
+    answers = snapped.stream(tokens[:, first:], memory)[0].argmax(-1).numpy()
+    truth, asked = targets[:, first:], reveals[:, first:]
+    assert ((answers == truth) == (truth == task.value_tokens[2]))[asked].all()
+
+
+def test_the_drift_grows_alone_and_stays_when_snapped(noisy, monkeypatch, capsys):
+    """Spread within a state: alone larger after 48 commands than after 16; snapped the same within
+    a tenth, and small. The printed verdict is that of the table."""
+    machine, task, states = noisy
+    monkeypatch.setattr("eval.drift", lambda *args: drift(*args, ends=(16, 48)))
+    numbers = extract_and_print(machine, task, [(0, 0)], states)
+    (_, early, _), (end, late, between) = numbers["drift"]["alone"]
+    (_, first, _), (_, last, apart) = numbers["drift"]["snapped"]
+    assert end == 48 and late > 1.5 * early and abs(last / first - 1) < 0.1
+    assert last < early and apart > between
+    assert numbers["isomorphic"] and numbers["agree"] == numbers["transitions"] == 36
+    assert "36 of 36 transitions agree with S3 (6 elements): isomorphic" in capsys.readouterr().out
+
+
+def test_off_is_bit_identical_and_pieces_do_not_matter(noisy):
+    """Without a snap due, every bit of the model's own stream; with snaps, the same in ragged
+    pieces as whole."""
+    task = ReplTask(Group("S3"))
+    model = build("linrnn", len(task.vocab), d_model=12, heads=2)
+    tokens = torch.from_numpy(task.sample(4, 12, 3, stream(0, "valid"))[0])
+    states = torch.randn(6, 1, 6, 6)
+    never = Snapped(model, task, [(1, 1)], states, every=1000)
+    with torch.no_grad():
+        assert (never.stream(tokens)[0] == model.stream(tokens)[0]).all()
+    snapped, state, pieces = Snapped(model, task, [(1, 1)], states, every=2), None, []
+    for piece in tokens.tensor_split([1, 2, 20, 21, 22, 23, 90], 1):
+        logits, state = snapped.stream(piece, state)
+        pieces.append(logits)
+    whole = snapped.stream(tokens)[0]
+    assert (torch.cat(pieces, 1) - whole).abs().max() < 1e-5
+    assert (whole - never.stream(tokens)[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("commands", ["full", "swap"])
+def test_a_snap_replaces_the_tracking_head_alone_and_only_when_a_command_has_settled(commands):
+    """Of two heads, both 0, the second is put on the only state there is, just after the second
+    settled place, and every other one."""
+    task = ReplTask(Group("S3"), commands)
+    model = build("linrnn", len(task.vocab), d_model=12, heads=2)
+
+    def nothing(x):  # neither keys nor values nor beta: S stays 0
+        keys = torch.zeros(len(x), 2, x.shape[1], 1, 6)
+        return keys[..., 0, :], keys, keys, keys[..., 0]
+
+    model.blocks[1].inputs_of_scan = nothing
+    snapped = Snapped(model, task, [(1, 1)], torch.ones(1, 1, 6, 6), every=2)
+    tokens = torch.from_numpy(task.sample(2, 6, 3, stream(0, "valid"))[0])
+    line = len(task.command_tokens(np.arange(3)))
+    place = len(task.start_tokens()) + settled(task) + line  # one whole command, and it has settled
+    place += line if commands == "swap" else 0  # a full trace settles before it begins, too
+    before, after = (snapped.stream(tokens[:, :t])[1][1] for t in (place, place + 1))
+    assert not before.any() and not after[:, 0].any() and (after[:, 1] == 1).all()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    from train import main as train
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(["--group", "S3", "--curriculum", "2:1", "--d-model", "8", "--heads", "1", "--beta-max",
+           "1", "--last-steps", "1", "--batch", "2", "--test-lengths", "2:1", "--traces", "2",
+           "--out", str(folder)])
+    return folder
+
+
+def test_without_a_tracking_head_snapping_says_so_and_changes_nothing(run, capsys):
+    numbers = []
+    for options in ([], ["--snap", "auto", "--extract"]):
+        capsys.readouterr()
+        main([str(run), "--lengths", "8:4", "--traces", "8", *options, "--json"])
+        shown = capsys.readouterr().out
+        numbers.append(json.loads(shown.splitlines()[-1]))
+        assert ("no head of this model tracks" in shown) == bool(options)
+    assert numbers[0]["results"] == numbers[1]["results"] and "extract" not in numbers[1]
+    assert numbers[1]["tracking"] == {"heads": [], "states": 0}
+
+
+def test_states_are_kept_in_a_file(run, tmp_path, monkeypatch, capsys, refused):
+    """Found once and written, then read; a file of anything else, or of another model, is
+    refused."""
+    task, model = ReplTask(Group("S3")), build("linrnn", 18, d_model=8, heads=1)
+    states, path = torch.randn(6, 1, 8, 8), tmp_path / "states.pt"
+    monkeypatch.setattr("eval.tracking_heads", lambda *_: [(1, 0)])
+    monkeypatch.setattr("eval.find_states", lambda *_: states)
+    for where in ("found", "read from"):
+        heads, centroids = states_from(str(path), model, task)
+        assert heads == [(1, 0)] and (centroids == states).all()
+        assert where in capsys.readouterr().out
+    with pytest.raises(ValueError, match="states of this model"):
+        states_from(str(path), build("linrnn", 18, d_model=12, heads=1), task)
+    refused(main, [run, "--snap", run / "config.json"], "states of this model")
+    refused(main, [run, "--snap-every", 0], "--snap-every")
+
+
+def test_a_record_holds_the_command_the_seed_and_the_numbers(run, tmp_path):
+    main([str(run), "--lengths", "4:2", "--traces", "4", "--record", str(tmp_path / "r.jsonl")])
+    line = json.loads((tmp_path / "r.jsonl").read_text())
+    assert line["command"].startswith(f"python eval.py {run}") and line["seed"] == 0
+    assert line["results"][0]["length"] == 4 and line["torch"] == torch.__version__
+    assert {"commit", "config", "minutes"} <= set(line)
+
+
+def test_states_without_clusters_are_refused():
+    """Steps that never repeat: every batch brings new states."""
+    class Wanderer(SwapMachine):
+        def execute(self, commands, S):
+            return S + torch.randn_like(S)
+
+    machine = Wanderer("S3")
+    with pytest.raises(ValueError, match="fall into clusters"):
+        find_states(machine, machine.task, [(0, 0)])
