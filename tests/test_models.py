@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from data import Group, ReplTask
-from models import MODELS, DeltaBlock, RMSNorm, build, options_of, rotate, unit
+from models import MODELS, DeltaBlock, LocalBlock, RMSNorm, build, options_of, rotate, unit
 from torch.nn import functional as F
 
 SMALL = {"linrnn": {"d_model": 12, "heads": 3, "layers": 2, "conv_width": 4},
@@ -97,6 +97,14 @@ def test_the_norms_are_those_of_torch_in_values_and_gradients(scale):
     for a, b in pairs:
         assert scale * (a - b).abs().max() < 1e-10
     assert not unit(torch.zeros(2, 3)).any()
+
+
+def test_the_local_block_is_its_convolution():
+    """x + W gelu(conv(norm(x))) with torch's own Conv1d, zeros ahead of the first token."""
+    block, x = LocalBlock(6, 4).double(), torch.randn(2, 9, 6, dtype=torch.float64)
+    window = F.pad(block.norm(x), (0, 0, 3, 0))
+    expected = x + block.out(F.gelu(block.conv(window.mT).mT))
+    assert (block(x)[0] - expected).abs().max() < 1e-10
 
 
 def test_rotary_scores_depend_on_the_distance_only():
