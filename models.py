@@ -37,45 +37,6 @@ from torch import nn
 from scan import delta_product, delta_rule_chunked
 
 
-class UnitLength(torch.autograd.Function):
-    """y = x / l along the last axis, l^2 = |x|^2 + eps; then g(x) = (g(y) - y (y . g(y))) / l.
-
-    By hand: F.normalize and rms_norm pass over the tensor several times as often.
-    """
-
-    @staticmethod
-    def forward(ctx, x, eps):
-        length = (torch.linalg.vector_norm(x, dim=-1, keepdim=True) ** 2 + eps).sqrt()
-        y = x / length
-        ctx.save_for_backward(y, length)
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g_y):
-        y, length = ctx.saved_tensors
-        along = (y * g_y).sum(-1, keepdim=True)
-        return torch.addcmul(g_y, y, along, value=-1).div_(length), None
-
-
-def unit(x):
-    """x / |x| along the last axis, and 0 for 0."""
-    return UnitLength.apply(x, 1e-24)
-
-
-class RMSNorm(nn.Module):
-    """w x / sqrt(mean(x^2) + eps) along the last axis: nn.RMSNorm(width), and its default eps."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        width = x.shape[-1]
-        eps = width * torch.finfo(x.dtype).eps
-        return UnitLength.apply(x, eps) * (width**0.5 * self.weight)
-
-
 class LocalBlock(nn.Module):
     """Mixes each token with the conv_width - 1 before it, so that a key can depend on the place in
     a line.
@@ -87,7 +48,7 @@ class LocalBlock(nn.Module):
 
     def __init__(self, d_model, conv_width):
         super().__init__()
-        self.norm = RMSNorm(d_model)
+        self.norm = nn.RMSNorm(d_model)
         self.conv = nn.Conv1d(d_model, d_model, conv_width)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
@@ -117,13 +78,13 @@ class DeltaBlock(nn.Module):
     def __init__(self, d_model, heads, beta_max, householders):
         super().__init__()
         self.heads, self.beta_max, self.householders = heads, beta_max, householders
-        self.norm = RMSNorm(d_model)
+        self.norm = nn.RMSNorm(d_model)
         # One matrix for all that a token decides: q, then k and v of each write,
         # then beta and gamma.
         self.sizes = [d_model, householders * d_model, householders * d_model,
                       2 * householders * heads]
         self.project = nn.Linear(d_model, sum(self.sizes))
-        self.out_norm = RMSNorm(d_model // heads)
+        self.out_norm = nn.RMSNorm(d_model // heads)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def inputs_of_scan(self, x):
@@ -133,8 +94,8 @@ class DeltaBlock(nn.Module):
         q, k, v, strengths = self.project(self.norm(x)).split(self.sizes, -1)
         per_head = (self.heads, -1)
         per_write = (self.householders, *per_head)
-        q = unit(q.unflatten(-1, per_head)).transpose(1, 2)
-        k = unit(k.unflatten(-1, per_write)).permute(0, 3, 1, 2, 4)
+        q = F.normalize(q.unflatten(-1, per_head), dim=-1).transpose(1, 2)
+        k = F.normalize(k.unflatten(-1, per_write), dim=-1).permute(0, 3, 1, 2, 4)
         v = v.unflatten(-1, per_write).permute(0, 3, 1, 2, 4)
         strengths = F.hardsigmoid(strengths).unflatten(-1, (2, self.householders, -1))
         beta, gamma = strengths.permute(2, 0, 4, 1, 3)
@@ -155,7 +116,7 @@ class MLP(nn.Module):
 
     def __init__(self, d_model, expansion):
         super().__init__()
-        self.norm = RMSNorm(d_model)
+        self.norm = nn.RMSNorm(d_model)
         self.up = nn.Linear(d_model, expansion * d_model)
         self.down = nn.Linear(expansion * d_model, d_model)
 
@@ -169,7 +130,7 @@ class AttentionBlock(nn.Module):
     def __init__(self, d_model, heads):
         super().__init__()
         self.heads = heads
-        self.norm = RMSNorm(d_model)
+        self.norm = nn.RMSNorm(d_model)
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
@@ -204,7 +165,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"vocab_size, d_model and layers must be at least 1; got "
                              f"{vocab_size}, {d_model}, {layers}")
         self.embedding = nn.Embedding(vocab_size, d_model)
-        self.norm = RMSNorm(d_model)
+        self.norm = nn.RMSNorm(d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
 
 
