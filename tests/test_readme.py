@@ -27,7 +27,7 @@ PARSED = {"data.py": data.main, "scan.py": scan.main, "train.py": train.main,
 def options(command):
     """A command's script and arguments as a comparable set, without what does not change the
     result."""
-    words = re.sub(r"--(seed|record|out|traces) \S+", "", command.split("#")[0])
+    words = re.sub(r"--(seed|record|out|traces|test-lengths) \S+", "", command.split("#")[0])
     return frozenset(re.findall(r"\w+\.py|--[a-z-]+(?: [^-\s]\S*)?", words))
 
 
