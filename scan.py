@@ -436,7 +436,7 @@ def rescale(M_KV, s_K, s_V):
     exponent_KV = torch.where(mantissa_KV != 0, exponent_KV + s_K.unsqueeze(-1), NEVER)
     c_V = exponent_KV.amax(-2)
     below_KV = (exponent_KV - c_V.unsqueeze(-2)).clamp_min(-2000)  # ldexp reads 32 bits only
-    return torch.ldexp(mantissa_KV.expand_as(below_KV), below_KV), (s_V + c_V).clamp_min(NEVER)
+    return torch.ldexp(mantissa_KV.expand_as(below_KV), below_KV), s_V + c_V
 
 
 def compose(later, earlier):

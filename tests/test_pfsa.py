@@ -425,6 +425,16 @@ def test_pairs_compose_associatively_to_the_product_of_their_matrices():
         assert ((largest == 0) | (0.5 <= largest) & (largest < 1)).all()
 
 
+def test_squaring_a_pair_36_times_still_counts_every_halving():
+    """A^N of figure 9, N = 2^36: columns 2 and 3 are 2^-N each, exactly; column 1 stays excluded."""
+    A = torch.tensor([[0.0, 0.5, 0.5], [0.0, 0.5, 0.0], [0.0, 0.0, 0.5]])
+    pair = (A, torch.zeros(3, dtype=torch.int64))
+    for _ in range(36):
+        pair = compose(pair, pair)
+    M, s = pair
+    assert (M == A).all() and s[1:].tolist() == [1 - 2**36] * 2 and s[0] < -2**39
+
+
 @pytest.mark.parametrize("length", [1, 2, 37, 1000])
 def test_the_rescaled_scan_is_the_filter(length):
     """Beliefs and log-evidence at every step of a random automaton, at any length, to 1e-10."""
