@@ -11,6 +11,9 @@ is therefore above chance at a small spacing.
 
 Recurrent models are streamed, piece by piece, in memory that does not depend on L.
 
+--snap auto puts the state of the tracking heads back on the nearest of the states that they pass
+through, found without labels, and --extract compares their automaton with the group: see below.
+
 --exhaustive is a certificate: from each state of the group, each command, then each variable is
 printed; all answers are compared with the group's own table.
 
@@ -300,7 +303,7 @@ def find_states(model, task, heads, device="cpu"):
         while len(new):
             leaders = torch.cat([leaders, new[:1]])
             new = new[torch.cdist(new, new[:1])[:, 0] > radius]
-        if batch > 0 and len(leaders) == known:
+        if len(leaders) == known:
             points = torch.cat(points)
             cluster = torch.cdist(points, leaders).argmin(1)
             sums = torch.zeros_like(leaders).index_add(0, cluster, points)
