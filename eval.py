@@ -797,7 +797,7 @@ def main(argv=None):
         results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device,
                                      args.reveals, args.uncertain)
         numbers["results"] = results
-        if "kl" in results[0]:
+        if task.uncertain:
             numbers |= {"uncertain": args.uncertain, "reveals": args.reveals}
         if args.exhaustive and config["format"] != "repl":
             raise ValueError("--exhaustive reads variables out of REPL traces; "

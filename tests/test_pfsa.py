@@ -426,7 +426,7 @@ def test_pairs_compose_associatively_to_the_product_of_their_matrices():
 
 
 def test_squaring_a_pair_36_times_still_counts_every_halving():
-    """A^N of figure 9, N = 2^36: columns 2 and 3 are 2^-N each, exactly; column 1 stays excluded."""
+    """A^N of figure 9, N = 2^36: columns 2 and 3 are 2^-N, exactly; column 1 stays excluded."""
     A = torch.tensor([[0.0, 0.5, 0.5], [0.0, 0.5, 0.0], [0.0, 0.0, 0.5]])
     pair = (A, torch.zeros(3, dtype=torch.int64))
     for _ in range(36):
