@@ -402,9 +402,11 @@ def record_run(path, argv, run, results):
 
 def append_record(path, command, numbers):
     """Append one JSON line: the command, what it measured, and the code that did."""
-    describe = ["git", "describe", "--always", "--dirty"]
-    commit = (subprocess.run(describe, capture_output=True, text=True).stdout.strip()
-              if shutil.which("git") else "")
+    commit = ""
+    if shutil.which("git"):
+        commit, changed = (subprocess.run(["git", *ask], capture_output=True, text=True).stdout
+                           for ask in (["describe", "--always"], ["diff", "HEAD", "--", "*.py"]))
+        commit = commit.strip() + "-dirty" * bool(changed)  # other runs' records change no code
     line = {"command": shlex.join(["python", *command]), **numbers, "torch": torch.__version__,
             "commit": commit}
     Path(path).parent.mkdir(parents=True, exist_ok=True)

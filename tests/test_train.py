@@ -145,6 +145,22 @@ def test_one_loop_trains_every_model_and_format(options, tmp_path, capsys):
     assert line["command"].startswith("python train.py --group S3") and line["seed"] == 0
 
 
+def test_a_record_names_the_commit_and_only_changed_code_makes_it_dirty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for name in ("code.py", "records.jsonl"):
+        (tmp_path / name).touch()
+    for ask in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *ask], check=True)
+    commits = []
+    for changed in ("records.jsonl", "code.py"):
+        (tmp_path / changed).write_text("# changed\n")
+        train.append_record("records.jsonl", ["train.py"], {})
+        commits.append(json.loads((tmp_path / "records.jsonl").read_text().splitlines()[-1]))
+    clean, dirty = [line["commit"] for line in commits]
+    assert len(clean) >= 7 and dirty == f"{clean}-dirty"
+
+
 def test_a_stage_is_left_after_three_good_batches_and_the_last_by_count():
     config = {"curriculum": [[2, 1], [4, 1]], "advance": 0.9, "last_steps": 2, "max_steps": 100,
               "stage_steps": None}
