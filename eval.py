@@ -437,9 +437,9 @@ def learn_clean_up(model, task, heads, device="cpu", steps=300):
     """A CleanUp that takes noise, as large as the states, off the states of short traces.
 
     A denoising autoencoder (Vincent et al. 2008): no labels, no clusters, no count of the states.
-    Not through the loss of the answers: on short traces, where that loss is small, nothing opens
-    the gate, and on long ones it turns negative, since codes that know no state yet do harm; with
-    1 - g > 1 at each of hundreds of commands the state explodes.
+    Not through the loss of the answers: codes that know no state yet do harm, so that loss turned
+    the gate of the tracking head negative in each of five trials, with and without noise on S; with
+    1 - g > 1 at each of hundreds of commands, errors grow in place of shrinking.
     """
     states = collect_states(model, task, heads, 512, 16, 16, stream(0, "valid", 16, 16), device)[0]
     states = states.flatten(0, 1)
