@@ -21,6 +21,7 @@ Recurrent models are streamed, piece by piece, in memory that does not depend on
 
 --snap auto puts the state of the tracking heads back on the nearest of the states that they pass
 through, found without labels, and --extract compares their automaton with the group: see below.
+--snap learned has no list of states: a small memory has learned to take noise off them.
 
 --exhaustive is a certificate: from each state of the group, each command, then each variable is
 printed; all answers are compared with the group's own table.
@@ -39,6 +40,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 from tqdm import tqdm
 
 from data import REVEALS, ReplTask, draw_commands, parse_stages, run_commands, stream
@@ -405,6 +407,55 @@ def find_states(model, task, heads, device="cpu"):
                      f"from {near:.3g} to {far:.3g}; train longer, or use --snap off")
 
 
+class CleanUp(nn.Module):
+    """A learned correction in place of the nearest centroid: a memory of parts, not of states.
+
+    S <- S + g c U^T (softmax(s (R M^T - |m|^2 / 2)) M - R),   R = U S / c: each slot, a row of R,
+    moves towards the codes, rows m of M, that it is near to. Per head: U [3K, K], M [codes, V], the
+    sharpness s, and the gate g, 0 at first. c is the size of all states, not of the S at hand: a
+    correction that does not know how long S should be lets it shrink to nothing in 16 commands.
+    Source: modern Hopfield networks, Ramsauer et al. 2021 (arXiv 2008.02217).
+    """
+
+    def __init__(self, heads, K, V, size, codes=16):
+        super().__init__()
+        self.size = size
+        slots = [nn.init.orthogonal_(torch.empty(3 * K, K)) for _ in range(heads)]
+        self.slots = nn.Parameter(torch.stack(slots))
+        self.codes = nn.Parameter(torch.randn(heads, codes, V))
+        self.sharpness = nn.Parameter(torch.ones(heads, 1, 1))
+        self.gate = nn.Parameter(torch.zeros(heads, 1, 1))
+
+    def forward(self, S):
+        rows = self.slots @ (S / self.size)
+        match = rows @ self.codes.mT - self.codes.square().sum(-1).unsqueeze(-2) / 2
+        ideal = (self.sharpness * match).softmax(-1) @ self.codes
+        return S + self.gate * self.size * (self.slots.mT @ (ideal - rows))
+
+
+def learn_clean_up(model, task, heads, device="cpu", steps=300):
+    """A CleanUp that takes noise, as large as the states, off the states of short traces.
+
+    A denoising autoencoder (Vincent et al. 2008): no labels, no clusters, no count of the states.
+    Not through the loss of the answers: codes that know no state yet do harm, so that loss turned
+    the gate of the tracking head negative in each of five trials, with and without noise on S; with
+    1 - g > 1 at each of hundreds of commands, errors grow in place of shrinking.
+    """
+    states = collect_states(model, task, heads, 512, 16, 16, stream(0, "valid", 16, 16), device)[0]
+    states = states.flatten(0, 1)
+    size = states.square().mean((0, 2, 3)).sqrt().view(-1, 1, 1)
+    torch.manual_seed(0)
+    clean_up = CleanUp(*states.shape[1:], size).to(states)
+    optimizer = torch.optim.AdamW(clean_up.parameters(), lr=0.02, betas=(0.9, 0.95))
+    for _ in range(steps):
+        batch = states[torch.randint(len(states), (512,), device=device)]
+        error = clean_up(batch + size * torch.randn_like(batch)) - batch
+        optimizer.zero_grad()
+        (error / size).square().mean().backward()
+        optimizer.step()
+    return clean_up.requires_grad_(False)
+
+
 def distances(states, centroids):
     """Of each state to each centroid: [B, heads, K, V], [N, heads, K, V] -> [B, N]."""
     return torch.cdist(states.flatten(1), centroids.flatten(1))
@@ -412,9 +463,10 @@ def distances(states, centroids):
 
 def snap(memory, heads, centroids, rows):
     """The state of a stream, in these rows with the nearest centroid in the place of what the heads
-    held. Shapes: centroids [N, heads, K, V]; rows bool [B]."""
+    held, or what a CleanUp makes of it. Shapes: centroids [N, heads, K, V]; rows bool [B]."""
     held, memory = read_heads(memory, heads), list(memory)
-    near = centroids[distances(held, centroids).argmin(1)]
+    near = (centroids(held) if isinstance(centroids, CleanUp)
+            else centroids[distances(held, centroids).argmin(1)])
     for (entry, head), old, new in zip(heads, held.unbind(1), near.unbind(1)):
         memory[entry] = memory[entry].clone()
         memory[entry][:, head] = torch.where(rows.view(-1, 1, 1), new, old)
@@ -433,7 +485,7 @@ class Snapped:
         self.model, self.heads, self.centroids, self.every = model, heads, centroids, every
         # Such a place is after a comma name and `=`, or a newline for swaps, and nowhere else.
         commas = [i for i, symbol in enumerate(task.vocab) if symbol.startswith(", ")]
-        self.commas = torch.tensor(commas, device=centroids.device)
+        self.commas = torch.tensor(commas)
         self.mark = task.vocab.index("\n" if task.commands == "swap" else " = ")
 
     @torch.no_grad()
@@ -441,7 +493,7 @@ class Snapped:
         *memory, past, count = state or [tokens.new_full((len(tokens), 2), -1),
                                          tokens.new_zeros(len(tokens))]
         window, memory = torch.cat([past, tokens], 1), memory or None
-        after = torch.isin(window[:, :-2], self.commas) & (window[:, 1:-1] == self.mark)
+        after = torch.isin(window[:, :-2], self.commas.to(window)) & (window[:, 1:-1] == self.mark)
         number = count.unsqueeze(1) + after.cumsum(1)
         due = after & (number % self.every == 0)
         logits, begin = [], 0
@@ -535,10 +587,10 @@ def extract_and_print(model, task, heads, centroids, device="cpu"):
 def states_from(source, model, task, device="cpu"):
     """The tracking heads and their states: found, or read from a file; one not there is written.
 
-    Both empty for a model without a tracking head. Raises: ValueError if the file holds something
-    else, or states of another shape.
+    Both empty for a model without a tracking head. With "learned", a CleanUp in place of the
+    states. Raises: ValueError if the file holds something else, or states of another shape.
     """
-    path = None if source == "auto" else Path(source)
+    path = None if source in ("auto", "learned") else Path(source)
     if path and path.exists():
         try:
             heads, centroids = torch.load(path, map_location=device, weights_only=True)
@@ -554,10 +606,15 @@ def states_from(source, model, task, device="cpu"):
     if not heads:
         print("tracking: no head of this model tracks; nothing is snapped or extracted")
         return [], []
+    named = f"heads {spaced(f'{entry}:{head}' for entry, head in heads)} (state:head)"
+    if source == "learned":
+        clean_up = learn_clean_up(model, task, heads, device)
+        print(f"tracking: {named}, a memory of {clean_up.codes.shape[1]} codes for each has "
+              "learned to take noise off")
+        return heads, clean_up
     centroids = find_states(model, task, heads, device)
     least = torch.pdist(centroids.flatten(1)).min().item()
-    print(f"tracking: heads {spaced(f'{entry}:{head}' for entry, head in heads)} (state:head), "
-          f"{len(centroids)} states found, at least {least:.1f} apart")
+    print(f"tracking: {named}, {len(centroids)} states found, at least {least:.1f} apart")
     if path:
         replace_file(path, lambda side: torch.save((heads, centroids), side))
     return heads, centroids
@@ -757,8 +814,9 @@ def main(argv=None):
     parser.add_argument("--exhaustive", action="store_true", help="every command from every state")
     parser.add_argument("--intervene", action="store_true",
                         help="accuracy with the beta range of each head narrowed, one at a time")
-    parser.add_argument("--snap", default="off", metavar="auto|off|FILE",
-                        help="put drifted states back on the nearest one; FILE keeps those found")
+    parser.add_argument("--snap", default="off", metavar="auto|learned|off|FILE",
+                        help="put drifted states back: on the nearest one (FILE keeps those "
+                             "found), or by a memory learned from noise")
     parser.add_argument("--snap-every", type=int, default=1, help="commands from snap to snap")
     parser.add_argument("--extract", action="store_true",
                         help="read the automaton off the states, and compare it with the group")
@@ -772,6 +830,8 @@ def main(argv=None):
         if args.traces < 1 or args.seed < 0 or args.snap_every < 1:
             raise ValueError("--traces and --snap-every must be at least 1 and --seed not "
                              f"negative; got {args.traces}, {args.snap_every}, {args.seed}")
+        if args.extract and args.snap == "learned":
+            raise ValueError("--extract needs the list of states that --snap learned does without")
         if args.plot and Path(args.plot).suffix not in FORMATS:
             raise ValueError(f"--plot writes {', '.join(FORMATS)}; got {args.plot}")
         device = choose_device(args.device)
@@ -789,7 +849,9 @@ def main(argv=None):
         if args.snap != "off" or args.extract:
             source = "auto" if args.snap == "off" else args.snap
             heads, centroids = states_from(source, model, task, device)
-            numbers["tracking"] = {"heads": heads, "states": len(centroids)}
+            numbers["tracking"] = {"heads": heads}
+            if args.snap != "learned":
+                numbers["tracking"]["states"] = len(centroids)
         if args.extract and heads:
             numbers["extract"] = extract_and_print(model, task, heads, centroids, device)
         if args.snap != "off" and heads:
