@@ -162,7 +162,7 @@ def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu", rev
     """
     rng = stream(seed, "test", length, spacing)
     if task.uncertain or share is not None:
-        program = task.draw(traces, length, spacing, rng, reveals, share)
+        program = task.draw(traces, length, spacing, rng, reveals, share, held_out=True)
         right, compared = against_filter(model, task, program, device, f"({length},{spacing})")
     else:
         inputs, targets, where = task.test_batch(traces, length, spacing, rng)

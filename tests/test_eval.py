@@ -111,6 +111,22 @@ def test_an_evaluation_set_is_a_function_of_its_arguments():
     assert first == again != other
 
 
+@pytest.mark.parametrize("uncertain", [0.0, 0.5])
+def test_held_out_pairs_are_those_evaluated_with_coins_too(uncertain, monkeypatch):
+    """Every pair of consecutive commands is a held-out one, where the filter is asked as well."""
+    task, drawn = ReplTask(Group("S3"), "full", uncertain, hold_out=0.5), []
+
+    def look(*program):
+        drawn.append(task.group.index(program[0]))
+        return ReplTask.write(task, *program)
+
+    monkeypatch.setattr(task, "write", look)
+    for share in (None, 0.0):
+        evaluate(build("lstm", len(task.vocab)), task, 8, 2, traces=4, share=share)
+        a, b = task.pairs.a[drawn[-1][:, :-1]], task.pairs.b[drawn[-1][:, 1:]]
+        assert ((a + b) % 6 < task.pairs.cut).all()
+
+
 def test_wilson_interval():
     """Against the published worked values: 0 of 10, 5 of 10 and 10 of 10 at 95%."""
     assert np.allclose([wilson(0, 10), wilson(5, 10), wilson(10, 10)],
