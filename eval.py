@@ -802,12 +802,13 @@ def plot(results, config, path):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", help="a run folder, made by train.py")
-    parser.add_argument("--lengths", help="LENGTH:SPACING,... (default 64:8,128:16,256:32)")
+    parser.add_argument("--lengths", help="LENGTH:SPACING,... (default: the format's own)")
     parser.add_argument("--traces", type=int, default=256, help="fresh traces for each length")
     parser.add_argument("--seed", type=int, default=0,
                         help="of the traces; any seed is disjoint from training")
     parser.add_argument("--uncertain", type=float, metavar="P",
-                        help="share of uncertain commands in the traces (default: the run's own)")
+                        help="share of uncertain commands in the traces (default: the run's own; "
+                             "for a run without them 0, which asks for the filter)")
     parser.add_argument("--reveals", default="random", choices=REVEALS,
                         help="which variables are revealed (a run with --uncertain)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
@@ -830,6 +831,8 @@ def main(argv=None):
         if args.traces < 1 or args.seed < 0 or args.snap_every < 1:
             raise ValueError("--traces and --snap-every must be at least 1 and --seed not "
                              f"negative; got {args.traces}, {args.snap_every}, {args.seed}")
+        if args.snap_every > 1 and args.snap == "off":
+            raise ValueError("--snap-every needs --snap auto, learned or FILE")
         if args.extract and args.snap == "learned":
             raise ValueError("--extract needs the list of states that --snap learned does without")
         if args.plot and Path(args.plot).suffix not in FORMATS:
@@ -837,6 +840,10 @@ def main(argv=None):
         device = choose_device(args.device)
         config, task, model = load_run(args.run, device)
         lengths = parse_stages(args.lengths or task.default_lengths, task)
+        inside = args.exhaustive or args.intervene or args.extract or args.snap != "off"
+        if config["format"] != "repl" and (inside or args.uncertain is not None):
+            raise ValueError("--exhaustive, --intervene, --extract, --snap and --uncertain are for "
+                             "REPL traces; this run was trained on words")
         if (args.uncertain or args.reveals != "random") and not task.uncertain:
             raise ValueError("--uncertain and --reveals ask how a belief is tracked; this run was "
                              "trained without --uncertain and knows no coins")
@@ -861,9 +868,6 @@ def main(argv=None):
         numbers["results"] = results
         if task.uncertain:
             numbers |= {"uncertain": args.uncertain, "reveals": args.reveals}
-        if args.exhaustive and config["format"] != "repl":
-            raise ValueError("--exhaustive reads variables out of REPL traces; "
-                             "this run was trained on words")
         if args.exhaustive:
             pairs, failures = exhaustive(model, task, device)
             print_certificate(pairs, failures, task)

@@ -140,6 +140,18 @@ def test_words_are_evaluated_too(capsys):
     assert "(16,1)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", [["--uncertain", "0"], ["--exhaustive"], ["--intervene"],
+                                    ["--extract"], ["--snap", "auto"]])
+def test_what_needs_repl_traces_is_refused_before_words_are_evaluated(
+        option, tmp_path, monkeypatch, refused):
+    import train
+    monkeypatch.setattr("eval.evaluate_and_print", lambda *_, **__: [])
+    train.main(["--group", "S3", "--format", "word", "--curriculum", "2:1", "--d-model", "8",
+                "--heads", "1", "--last-steps", "1", "--batch", "2", "--out", str(tmp_path)])
+    monkeypatch.setattr("eval.evaluate_and_print", None)
+    refused(main, [tmp_path, *option], option[0], "trained on words")
+
+
 @pytest.fixture
 def run(tmp_path):
     from train import main as train
@@ -166,6 +178,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, refused):
     refused(main, [run, "--traces", "0"], "--traces")
     refused(main, [run, "--device", "tpu"], "tpu is not there")
     refused(main, [run, "--plot", run / "figure.xyz"], "xyz")
+    refused(main, [run, "--snap-every", "2"], "--snap-every needs --snap")
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "group": "S4"}))
     refused(main, [run], "another run", "group S3 against S4")
