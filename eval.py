@@ -47,7 +47,7 @@ from data import REVEALS, ReplTask, draw_commands, parse_stages, run_commands, s
 from models import MLP, DeltaBlock, LinRNN, choose_device
 from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, marginal_coins,
                   marginal_reveals, sinkhorn, swap_machine_keys, two_sided_recurrence)
-from train import append_record, load_run, replace_file
+from train import append_record, load_run, prepare_file, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
 FORMATS = [".png", ".pdf", ".svg"]
@@ -602,6 +602,7 @@ def states_from(source, model, task, device="cpu"):
                              f"{' '.join(str(error).split())[:100]}") from None
         print(f"tracking: {len(centroids)} states read from {path}")
         return heads, centroids
+    prepare_file(path)
     heads = tracking_heads(model, task, device)
     if not heads:
         print("tracking: no head of this model tracks; nothing is snapped or extracted")
@@ -852,6 +853,8 @@ def main(argv=None):
         if args.intervene and not delta_blocks(model):
             raise ValueError("--intervene narrows the beta of a linrnn; "
                              f"this run is a {config['model']}")
+        prepare_file(args.record)
+        prepare_file(args.plot)
         numbers, begin, trained = {"config": config}, time.perf_counter(), model
         if args.snap != "off" or args.extract:
             source = "auto" if args.snap == "off" else args.snap

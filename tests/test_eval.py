@@ -162,14 +162,15 @@ def run(tmp_path):
 
 
 def test_the_command_line_prints_table_figure_json_and_certificate(run, capsys):
-    main([str(run), "--lengths", "4:2,8:4", "--traces", "8", "--plot", str(run / "figure.png"),
-          "--json", "--exhaustive"])
+    figure = run / "new" / "figure.png"
+    main([str(run), "--lengths", "4:2,8:4", "--traces", "8", "--plot", str(figure), "--json",
+          "--exhaustive"])
     shown = capsys.readouterr().out
     numbers = json.loads(shown.splitlines()[-1])
     assert [row["length"] for row in numbers["results"]] == [4, 8]
     assert numbers["exhaustive"]["pairs"] == 36
     assert "of 36 (state, command) pairs right" in shown and "accuracy by reveal position" in shown
-    assert (run / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    assert figure.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_bad_input_gets_one_line_and_exit_code_2(run, refused):
@@ -178,6 +179,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, refused):
     refused(main, [run, "--traces", "0"], "--traces")
     refused(main, [run, "--device", "tpu"], "tpu is not there")
     refused(main, [run, "--plot", run / "figure.xyz"], "xyz")
+    refused(main, [run, "--plot", run / "model.pt" / "figure.png"], "model.pt")
+    refused(main, [run, "--record", run], "is a folder")
     refused(main, [run, "--snap-every", "2"], "--snap-every needs --snap")
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "group": "S4"}))

@@ -333,7 +333,7 @@ def test_states_are_kept_in_a_file(run, tmp_path, monkeypatch, capsys, refused):
     """Found once and written, then read; a file of anything else, or of another model, is
     refused."""
     task, model = ReplTask(Group("S3")), build("linrnn", 18, d_model=8, heads=1)
-    states, path = torch.randn(6, 1, 8, 8), tmp_path / "states.pt"
+    states, path = torch.randn(6, 1, 8, 8), tmp_path / "new" / "states.pt"
     monkeypatch.setattr("eval.tracking_heads", lambda *_: [(1, 0)])
     monkeypatch.setattr("eval.find_states", lambda *_: states)
     for where in ("found", "read from"):

@@ -208,6 +208,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(tmp_path, quick, refused):
             (["--hold-out-pairs", "0.1", "--format", "word"], ["--hold-out-pairs", "word"]),
             (["--group", "A5", "--commands", "swap"], ["transpositions"]),
             (["--format", "word", "--curriculum", "8:2"], ["spacing must be 1"]),
+            (["--record", tmp_path], ["is a folder"]),
             (["--resume"], ["config.json is missing"])]:
         refused(main, [*options, *out], *words)
         assert not (tmp_path / "run").exists()
