@@ -104,7 +104,7 @@ def answer_log_probabilities(model, inputs, reveals, device, note=None):
             logits_at.append(logits[wanted])
             row_of.append(wanted.nonzero()[:, 0])
         order = torch.cat(row_of).argsort(stable=True)  # by trace, and in it by time
-        answers.append(torch.cat(logits_at)[order].double().log_softmax(-1).cpu().numpy())
+        answers.append(torch.cat(logits_at)[order].cpu().double().log_softmax(-1).numpy())
     return np.concatenate(answers).reshape(len(inputs), -1, answers[0].shape[-1])
 
 
@@ -261,7 +261,7 @@ def print_certificate(pairs, failures, task, shown=20):
     for state, command, expected, answers in failures[:shown]:
         print(f"  state {spaced(state + 1)}, command {spaced(command + 1)}: "
               f"expected {spaced(expected + 1)}, "
-              f"got {spaced(task.vocab[token] for token in answers)}")
+              f"got {spaced(repr(task.vocab[token]) for token in answers)}")
     if len(failures) > shown:
         print(f"  and {len(failures) - shown:,} more")
 
@@ -350,6 +350,11 @@ def collect_states(model, task, heads, traces, length, spacing, rng, device="cpu
     return torch.stack(states, 1), elements[:, :length - spacing]
 
 
+def pairwise(points):
+    """The distances of all pairs: [N, ...] -> [N (N - 1) / 2], on the CPU: Apple's GPUs lack it."""
+    return torch.pdist(points.flatten(1).cpu())
+
+
 def spread(states, elements):
     """Rms distance of the states to the mean of their class, and the least between two class means.
 
@@ -359,7 +364,7 @@ def spread(states, elements):
     means = torch.stack([points[torch.from_numpy(elements == e)].mean(0) for e in found])
     apart = points - means[torch.from_numpy(np.searchsorted(found, elements))]
     within = (apart.square().sum() / (len(points) - len(found))).sqrt()
-    return within.item(), torch.pdist(means).min().item()
+    return within.item(), pairwise(means).min().item()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -385,7 +390,7 @@ def find_states(model, task, heads, device="cpu"):
         states = collect_states(model, task, heads, 256, 8, 8, rng, device)[0].flatten(0, 1)
         points.append(states.flatten(1))
         if batch == 0:
-            apart = torch.pdist(points[0]).sort()[0]
+            apart = pairwise(points[0]).sort()[0]
             # Some states are the same, from traces that begin alike: a gap there says nothing.
             apart = apart.clamp(min=apart[-1].item() / 10)
             near, far = apart[apart.diff().argmax():][:2].tolist()
@@ -397,7 +402,7 @@ def find_states(model, task, heads, device="cpu"):
         while len(new):
             leaders = torch.cat([leaders, new[:1]])
             new = new[torch.cdist(new, new[:1])[:, 0] > radius]
-        if len(leaders) == known:
+        if len(leaders) == known > 1:
             points = torch.cat(points)
             cluster = torch.cdist(points, leaders).argmin(1)
             sums = torch.zeros_like(leaders).index_add(0, cluster, points)
@@ -529,7 +534,7 @@ def extract(model, task, heads, centroids, device="cpu"):
         ends = distances(read_heads(model.stream(lines, memory)[1], heads), centroids).min(1)
         table.append(ends.indices)
         farthest = max(farthest, ends.values.max().item())
-    reach = farthest / (torch.pdist(centroids.flatten(1)).min().item() / 2)
+    reach = farthest / (pairwise(centroids).min().item() / 2)
     return torch.stack(table).cpu().numpy(), start, reach
 
 
@@ -614,7 +619,7 @@ def states_from(source, model, task, device="cpu"):
               "learned to take noise off")
         return heads, clean_up
     centroids = find_states(model, task, heads, device)
-    least = torch.pdist(centroids.flatten(1)).min().item()
+    least = pairwise(centroids).min().item()
     print(f"tracking: {named}, {len(centroids)} states found, at least {least:.1f} apart")
     if path:
         replace_file(path, lambda side: torch.save((heads, centroids), side))
@@ -889,6 +894,8 @@ def main(argv=None):
                            "threads": torch.get_num_threads(), "device": device})
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None  # what was printed stands; nothing is recorded
     if args.json:
         print(json.dumps(numbers))
 

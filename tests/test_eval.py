@@ -173,6 +173,16 @@ def test_the_command_line_prints_table_figure_json_and_certificate(run, capsys):
     assert figure.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_ctrl_c_ends_without_a_traceback(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eval.predict", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        main([str(run), "--lengths", "4:2"])
+    assert stop.value.code == 130
+
+
 def test_bad_input_gets_one_line_and_exit_code_2(run, refused):
     refused(main, [run / "nothing"], "no run in")
     refused(main, [run, "--lengths", "10:4"], "multiple of the spacing")
