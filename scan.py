@@ -192,7 +192,7 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
         raise ValueError(f"chunk_size must be at least 1 token; got {chunk_size}")
     *lead, T, K = k.shape
     C = min(chunk_size, T)
-    piece = max(1, TOKENS_AT_ONCE // (math.prod(lead) * C)) * C
+    piece = max(1, TOKENS_AT_ONCE // max(1, math.prod(lead) * C)) * C
     out = []
     for inputs in zip(*[x.split(piece, -2) for x in (q, k, v, beta.unsqueeze(-1))]):
         chunks = [in_chunks(x, C) for x in inputs]

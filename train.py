@@ -198,9 +198,11 @@ def differences(checkpoint, config):
 def load_run(folder, device="cpu"):
     """The config, task and trained model of a run folder. Raises: ValueError as load_checkpoint."""
     checkpoint = load_checkpoint(folder, device)
-    task, model = make_task_and_model(checkpoint["config"])
     try:
+        task, model = make_task_and_model(checkpoint["config"])
         model.load_state_dict(checkpoint["model"])
+    except KeyError as error:
+        raise ValueError(f"the run in {folder} has no {error}: made by another train.py") from None
     except RuntimeError as error:
         raise ValueError(f"{folder}/model.pt does not hold the weights of the model that "
                          f"config.json describes: {' '.join(str(error).split())[:100]}") from None

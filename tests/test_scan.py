@@ -100,6 +100,13 @@ def test_leading_axes_are_free_and_the_state_defaults_to_zero(lead):
                 by_matrices(*arguments, torch.zeros_like(state)))
 
 
+def test_a_batch_of_none_is_computed():
+    *arguments, _ = inputs(T=9, lead=(0, 2))
+    for function in (delta_rule_recurrent, delta_rule_chunked):
+        out, state = function(*arguments)
+        assert out.shape == (0, 2, 9, V) and state.shape == (0, 2, K, V)
+
+
 WRONG = {  # a wrong variant of the source each: (what it says, what it would say)
     "(4) without beta": ("L_NCC = beta_k_NCK @ k_NCK.mT", "L_NCC = k_NCK @ k_NCK.mT"),
     "(5) without beta on v": ("torch.cat([(beta_NC1 * v_NCV).mT,", "torch.cat([v_NCV.mT,"),
