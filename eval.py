@@ -195,7 +195,7 @@ def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu", r
     for row in results:
         shown = row["by_position"][::max(1, len(row["by_position"]) // 8)]
         print(f"{'({length},{spacing})'.format(**row):>10} " +
-              " ".join(f"{share:7.1%}" for share in shown))
+              " ".join(f"{right:7.1%}" for right in shown))
     return results
 
 
@@ -383,7 +383,7 @@ def find_states(model, task, heads, device="cpu"):
     The distances between the states of short traces are small within a cluster, large between two;
     the widest gap parts them. A state on the far side of it from the first states of all clusters
     begins a new one. Traces are added until a batch brings no new cluster.
-    Raises: ValueError if there is no gap, or if 10 batches all bring new clusters.
+    Raises: ValueError if there is no gap, no second cluster, or a new one in each of 10 batches.
     """
     rng, points = stream(0, "valid", 8, 8), []
     for batch in range(10):
@@ -853,6 +853,8 @@ def main(argv=None):
         if (args.uncertain or args.reveals != "random") and not task.uncertain:
             raise ValueError("--uncertain and --reveals ask how a belief is tracked; this run was "
                              "trained without --uncertain and knows no coins")
+        if args.reveals == "adversarial" and args.uncertain is not None:
+            raise ValueError("--reveals adversarial has coins of its own; leave out --uncertain")
         if not 0 <= (args.uncertain or 0) <= 1:
             raise ValueError(f"--uncertain must lie between 0 and 1; got {args.uncertain}")
         if args.intervene and not delta_blocks(model):
