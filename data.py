@@ -220,7 +220,7 @@ class PairSplit:
     def __init__(self, group, commands, share):
         self.alphabet = group.elements if commands == "full" else group.transpositions
         count = len(self.alphabet)
-        self.cut = round(share * count)
+        self.cut = round(np.clip(share, 0, 1) * count)
         if not 0 < self.cut < count:
             raise ValueError(f"the held-out share of the {count} successors of each command must "
                              f"leave at least one on either side; got {share}, which is {self.cut}")

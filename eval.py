@@ -47,7 +47,7 @@ from data import REVEALS, ReplTask, draw_commands, parse_stages, run_commands, s
 from models import MLP, DeltaBlock, LinRNN, choose_device
 from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, marginal_coins,
                   marginal_reveals, sinkhorn, swap_machine_keys, two_sided_recurrence)
-from train import append_record, load_run, replace_file
+from train import append_record, load_run, prepare_file, replace_file
 
 PIECE = 2048  # tokens of each trace that a recurrent model is fed at a time
 FORMATS = [".png", ".pdf", ".svg"]
@@ -104,7 +104,7 @@ def answer_log_probabilities(model, inputs, reveals, device, note=None):
             logits_at.append(logits[wanted])
             row_of.append(wanted.nonzero()[:, 0])
         order = torch.cat(row_of).argsort(stable=True)  # by trace, and in it by time
-        answers.append(torch.cat(logits_at)[order].double().log_softmax(-1).cpu().numpy())
+        answers.append(torch.cat(logits_at)[order].cpu().double().log_softmax(-1).numpy())
     return np.concatenate(answers).reshape(len(inputs), -1, answers[0].shape[-1])
 
 
@@ -162,7 +162,7 @@ def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu", rev
     """
     rng = stream(seed, "test", length, spacing)
     if task.uncertain or share is not None:
-        program = task.draw(traces, length, spacing, rng, reveals, share)
+        program = task.draw(traces, length, spacing, rng, reveals, share, held_out=True)
         right, compared = against_filter(model, task, program, device, f"({length},{spacing})")
     else:
         inputs, targets, where = task.test_batch(traces, length, spacing, rng)
@@ -195,7 +195,7 @@ def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu", r
     for row in results:
         shown = row["by_position"][::max(1, len(row["by_position"]) // 8)]
         print(f"{'({length},{spacing})'.format(**row):>10} " +
-              " ".join(f"{share:7.1%}" for share in shown))
+              " ".join(f"{right:7.1%}" for right in shown))
     return results
 
 
@@ -261,7 +261,7 @@ def print_certificate(pairs, failures, task, shown=20):
     for state, command, expected, answers in failures[:shown]:
         print(f"  state {spaced(state + 1)}, command {spaced(command + 1)}: "
               f"expected {spaced(expected + 1)}, "
-              f"got {spaced(task.vocab[token] for token in answers)}")
+              f"got {spaced(repr(task.vocab[token]) for token in answers)}")
     if len(failures) > shown:
         print(f"  and {len(failures) - shown:,} more")
 
@@ -350,6 +350,11 @@ def collect_states(model, task, heads, traces, length, spacing, rng, device="cpu
     return torch.stack(states, 1), elements[:, :length - spacing]
 
 
+def pairwise(points):
+    """The distances of all pairs: [N, ...] -> [N (N - 1) / 2], on the CPU: Apple's GPUs lack it."""
+    return torch.pdist(points.flatten(1).cpu())
+
+
 def spread(states, elements):
     """Rms distance of the states to the mean of their class, and the least between two class means.
 
@@ -359,7 +364,7 @@ def spread(states, elements):
     means = torch.stack([points[torch.from_numpy(elements == e)].mean(0) for e in found])
     apart = points - means[torch.from_numpy(np.searchsorted(found, elements))]
     within = (apart.square().sum() / (len(points) - len(found))).sqrt()
-    return within.item(), torch.pdist(means).min().item()
+    return within.item(), pairwise(means).min().item()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -378,14 +383,14 @@ def find_states(model, task, heads, device="cpu"):
     The distances between the states of short traces are small within a cluster, large between two;
     the widest gap parts them. A state on the far side of it from the first states of all clusters
     begins a new one. Traces are added until a batch brings no new cluster.
-    Raises: ValueError if there is no gap, or if 10 batches all bring new clusters.
+    Raises: ValueError if there is no gap, no second cluster, or a new one in each of 10 batches.
     """
     rng, points = stream(0, "valid", 8, 8), []
     for batch in range(10):
         states = collect_states(model, task, heads, 256, 8, 8, rng, device)[0].flatten(0, 1)
         points.append(states.flatten(1))
         if batch == 0:
-            apart = torch.pdist(points[0]).sort()[0]
+            apart = pairwise(points[0]).sort()[0]
             # Some states are the same, from traces that begin alike: a gap there says nothing.
             apart = apart.clamp(min=apart[-1].item() / 10)
             near, far = apart[apart.diff().argmax():][:2].tolist()
@@ -397,7 +402,7 @@ def find_states(model, task, heads, device="cpu"):
         while len(new):
             leaders = torch.cat([leaders, new[:1]])
             new = new[torch.cdist(new, new[:1])[:, 0] > radius]
-        if len(leaders) == known:
+        if len(leaders) == known > 1:
             points = torch.cat(points)
             cluster = torch.cdist(points, leaders).argmin(1)
             sums = torch.zeros_like(leaders).index_add(0, cluster, points)
@@ -529,7 +534,7 @@ def extract(model, task, heads, centroids, device="cpu"):
         ends = distances(read_heads(model.stream(lines, memory)[1], heads), centroids).min(1)
         table.append(ends.indices)
         farthest = max(farthest, ends.values.max().item())
-    reach = farthest / (torch.pdist(centroids.flatten(1)).min().item() / 2)
+    reach = farthest / (pairwise(centroids).min().item() / 2)
     return torch.stack(table).cpu().numpy(), start, reach
 
 
@@ -602,6 +607,7 @@ def states_from(source, model, task, device="cpu"):
                              f"{' '.join(str(error).split())[:100]}") from None
         print(f"tracking: {len(centroids)} states read from {path}")
         return heads, centroids
+    prepare_file(path)
     heads = tracking_heads(model, task, device)
     if not heads:
         print("tracking: no head of this model tracks; nothing is snapped or extracted")
@@ -613,7 +619,7 @@ def states_from(source, model, task, device="cpu"):
               "learned to take noise off")
         return heads, clean_up
     centroids = find_states(model, task, heads, device)
-    least = torch.pdist(centroids.flatten(1)).min().item()
+    least = pairwise(centroids).min().item()
     print(f"tracking: {named}, {len(centroids)} states found, at least {least:.1f} apart")
     if path:
         replace_file(path, lambda side: torch.save((heads, centroids), side))
@@ -802,12 +808,13 @@ def plot(results, config, path):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", help="a run folder, made by train.py")
-    parser.add_argument("--lengths", help="LENGTH:SPACING,... (default 64:8,128:16,256:32)")
+    parser.add_argument("--lengths", help="LENGTH:SPACING,... (default: the format's own)")
     parser.add_argument("--traces", type=int, default=256, help="fresh traces for each length")
     parser.add_argument("--seed", type=int, default=0,
                         help="of the traces; any seed is disjoint from training")
     parser.add_argument("--uncertain", type=float, metavar="P",
-                        help="share of uncertain commands in the traces (default: the run's own)")
+                        help="share of uncertain commands in the traces (default: the run's own; "
+                             "for a run without them 0, which asks for the filter)")
     parser.add_argument("--reveals", default="random", choices=REVEALS,
                         help="which variables are revealed (a run with --uncertain)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, mps")
@@ -830,6 +837,8 @@ def main(argv=None):
         if args.traces < 1 or args.seed < 0 or args.snap_every < 1:
             raise ValueError("--traces and --snap-every must be at least 1 and --seed not "
                              f"negative; got {args.traces}, {args.snap_every}, {args.seed}")
+        if args.snap_every > 1 and args.snap == "off":
+            raise ValueError("--snap-every needs --snap auto, learned or FILE")
         if args.extract and args.snap == "learned":
             raise ValueError("--extract needs the list of states that --snap learned does without")
         if args.plot and Path(args.plot).suffix not in FORMATS:
@@ -837,14 +846,25 @@ def main(argv=None):
         device = choose_device(args.device)
         config, task, model = load_run(args.run, device)
         lengths = parse_stages(args.lengths or task.default_lengths, task)
+        inside = args.exhaustive or args.intervene or args.extract or args.snap != "off"
+        if config["format"] != "repl" and (inside or args.uncertain is not None):
+            raise ValueError("--exhaustive, --intervene, --extract, --snap and --uncertain are for "
+                             "REPL traces; this run was trained on words")
+        if task.uncertain and (args.snap != "off" or args.extract):
+            raise ValueError("--snap and --extract look for finitely many states; a run with "
+                             "--uncertain holds a belief")
         if (args.uncertain or args.reveals != "random") and not task.uncertain:
             raise ValueError("--uncertain and --reveals ask how a belief is tracked; this run was "
                              "trained without --uncertain and knows no coins")
+        if args.reveals == "adversarial" and args.uncertain is not None:
+            raise ValueError("--reveals adversarial has coins of its own; leave out --uncertain")
         if not 0 <= (args.uncertain or 0) <= 1:
             raise ValueError(f"--uncertain must lie between 0 and 1; got {args.uncertain}")
         if args.intervene and not delta_blocks(model):
             raise ValueError("--intervene narrows the beta of a linrnn; "
                              f"this run is a {config['model']}")
+        prepare_file(args.record)
+        prepare_file(args.plot)
         numbers, begin, trained = {"config": config}, time.perf_counter(), model
         if args.snap != "off" or args.extract:
             source = "auto" if args.snap == "off" else args.snap
@@ -861,9 +881,6 @@ def main(argv=None):
         numbers["results"] = results
         if task.uncertain:
             numbers |= {"uncertain": args.uncertain, "reveals": args.reveals}
-        if args.exhaustive and config["format"] != "repl":
-            raise ValueError("--exhaustive reads variables out of REPL traces; "
-                             "this run was trained on words")
         if args.exhaustive:
             pairs, failures = exhaustive(model, task, device)
             print_certificate(pairs, failures, task)
@@ -882,6 +899,8 @@ def main(argv=None):
                            "threads": torch.get_num_threads(), "device": device})
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None  # what was printed stands; nothing is recorded
     if args.json:
         print(json.dumps(numbers))
 

@@ -8,7 +8,7 @@ Symbols: B batch, T tokens, H heads, K key and value width of a head,
 R writes per token, D model width.
 
 All three share the embedding, the final norm, the output head, the loss and the training loop, and
-have comparable parameter counts at their default sizes. Pre-norm residual blocks throughout:
+have comparable parameter counts at their default sizes. Pre-norm residual blocks in the first two:
     linrnn       a local block, then DeltaNet blocks      (the model the project is about)
     transformer  attention blocks with rotary positions
     lstm         torch's own LSTM
@@ -42,7 +42,7 @@ class LocalBlock(nn.Module):
     a line.
 
     x + W gelu(conv(norm(x))). The right-hand name of a full command stands up to 2n + 1 tokens
-    after the prompt, but only n after the `=`: a width over n + 1 suffices. State: the last
+    after the prompt, but only n after the `=`: a width of n + 1 suffices. State: the last
     conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 

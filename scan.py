@@ -192,7 +192,7 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
         raise ValueError(f"chunk_size must be at least 1 token; got {chunk_size}")
     *lead, T, K = k.shape
     C = min(chunk_size, T)
-    piece = max(1, TOKENS_AT_ONCE // (math.prod(lead) * C)) * C
+    piece = max(1, TOKENS_AT_ONCE // max(1, math.prod(lead) * C)) * C
     out = []
     for inputs in zip(*[x.split(piece, -2) for x in (q, k, v, beta.unsqueeze(-1))]):
         chunks = [in_chunks(x, C) for x in inputs]
@@ -582,16 +582,22 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--bench", action="store_true", help="every form, with its peak memory")
-    parser.add_argument("--compile", action="store_true", help="with --bench: torch.compile too")
+    parser.add_argument("--compile", action="store_true", help="torch.compile too")
     parser.add_argument("--record", help="append each row to this file, as one JSON line")
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
-    from train import append_record  # not above: train.py needs this file
+    from models import choose_device  # not above: both need this file
+    from train import append_record, prepare_file
     if min(args.batch, args.heads, args.width, args.rounds, *args.lengths) < 1:
         parser.error("all sizes must be at least 1")
-    torch.manual_seed(args.seed)
+    try:
+        torch.manual_seed(args.seed)
+        choose_device(args.device)
+        prepare_file(args.record)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     forms = [name for name in FORMS if name in ("loop", "C=32") or
-             args.bench and (args.compile or name != "compiled")]
+             (args.compile if name == "compiled" else args.bench)]
     about = {"B": args.batch, "H": args.heads, "K=V": args.width, "device": args.device,
              "threads": torch.get_num_threads()}
 

@@ -153,6 +153,17 @@ def replace_file(path, write):
     os.replace(side, path)
 
 
+def prepare_file(path):
+    """Make the folder of a file that is written at the end, before the work that it is to hold.
+
+    Raises: OSError if that is impossible, or if the path is itself a folder. None is no file.
+    """
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"{path} is a folder, not a file")
+
+
 def load_checkpoint(folder, device="cpu"):
     """The dictionary that Run.save wrote.
 
@@ -187,9 +198,11 @@ def differences(checkpoint, config):
 def load_run(folder, device="cpu"):
     """The config, task and trained model of a run folder. Raises: ValueError as load_checkpoint."""
     checkpoint = load_checkpoint(folder, device)
-    task, model = make_task_and_model(checkpoint["config"])
     try:
+        task, model = make_task_and_model(checkpoint["config"])
         model.load_state_dict(checkpoint["model"])
+    except KeyError as error:
+        raise ValueError(f"the run in {folder} has no {error}: made by another train.py") from None
     except RuntimeError as error:
         raise ValueError(f"{folder}/model.pt does not hold the weights of the model that "
                          f"config.json describes: {' '.join(str(error).split())[:100]}") from None
@@ -409,7 +422,6 @@ def append_record(path, command, numbers):
         commit = commit.strip() + "-dirty" * bool(changed)  # other runs' records change no code
     line = {"command": shlex.join(["python", *command]), **numbers, "torch": torch.__version__,
             "commit": commit}
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -426,6 +438,7 @@ def main(argv=None):
         task, _ = make_task_and_model(config)  # refuses bad options before a folder is made
         if task.uncertain:
             task.automaton  # and a group that is too large for the exact filter
+        prepare_file(args.record)
         folder = Path(args.out) if args.out else default_folder(args, parser)
         checkpoint = open_folder(folder, args.resume, config)
     except (ValueError, OSError) as error:

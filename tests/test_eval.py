@@ -111,6 +111,22 @@ def test_an_evaluation_set_is_a_function_of_its_arguments():
     assert first == again != other
 
 
+@pytest.mark.parametrize("uncertain", [0.0, 0.5])
+def test_held_out_pairs_are_those_evaluated_with_coins_too(uncertain, monkeypatch):
+    """Every pair of consecutive commands is a held-out one, where the filter is asked as well."""
+    task, drawn = ReplTask(Group("S3"), "full", uncertain, hold_out=0.5), []
+
+    def look(*program):
+        drawn.append(task.group.index(program[0]))
+        return ReplTask.write(task, *program)
+
+    monkeypatch.setattr(task, "write", look)
+    for share in (None, 0.0):
+        evaluate(build("lstm", len(task.vocab)), task, 8, 2, traces=4, share=share)
+        a, b = task.pairs.a[drawn[-1][:, :-1]], task.pairs.b[drawn[-1][:, 1:]]
+        assert ((a + b) % 6 < task.pairs.cut).all()
+
+
 def test_wilson_interval():
     """Against the published worked values: 0 of 10, 5 of 10 and 10 of 10 at 95%."""
     assert np.allclose([wilson(0, 10), wilson(5, 10), wilson(10, 10)],
@@ -124,6 +140,18 @@ def test_words_are_evaluated_too(capsys):
     assert "(16,1)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", [["--uncertain", "0"], ["--exhaustive"], ["--intervene"],
+                                    ["--extract"], ["--snap", "auto"]])
+def test_what_needs_repl_traces_is_refused_before_words_are_evaluated(
+        option, tmp_path, monkeypatch, refused):
+    import train
+    monkeypatch.setattr("eval.evaluate_and_print", lambda *_, **__: [])
+    train.main(["--group", "S3", "--format", "word", "--curriculum", "2:1", "--d-model", "8",
+                "--heads", "1", "--last-steps", "1", "--batch", "2", "--out", str(tmp_path)])
+    monkeypatch.setattr("eval.evaluate_and_print", None)
+    refused(main, [tmp_path, *option], option[0], "trained on words")
+
+
 @pytest.fixture
 def run(tmp_path):
     from train import main as train
@@ -134,14 +162,25 @@ def run(tmp_path):
 
 
 def test_the_command_line_prints_table_figure_json_and_certificate(run, capsys):
-    main([str(run), "--lengths", "4:2,8:4", "--traces", "8", "--plot", str(run / "figure.png"),
-          "--json", "--exhaustive"])
+    figure = run / "new" / "figure.png"
+    main([str(run), "--lengths", "4:2,8:4", "--traces", "8", "--plot", str(figure), "--json",
+          "--exhaustive"])
     shown = capsys.readouterr().out
     numbers = json.loads(shown.splitlines()[-1])
     assert [row["length"] for row in numbers["results"]] == [4, 8]
     assert numbers["exhaustive"]["pairs"] == 36
     assert "of 36 (state, command) pairs right" in shown and "accuracy by reveal position" in shown
-    assert (run / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    assert figure.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_ctrl_c_ends_without_a_traceback(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eval.predict", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        main([str(run), "--lengths", "4:2"])
+    assert stop.value.code == 130
 
 
 def test_bad_input_gets_one_line_and_exit_code_2(run, refused):
@@ -150,6 +189,9 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, refused):
     refused(main, [run, "--traces", "0"], "--traces")
     refused(main, [run, "--device", "tpu"], "tpu is not there")
     refused(main, [run, "--plot", run / "figure.xyz"], "xyz")
+    refused(main, [run, "--plot", run / "model.pt" / "figure.png"], "model.pt")
+    refused(main, [run, "--record", run], "is a folder")
+    refused(main, [run, "--snap-every", "2"], "--snap-every needs --snap")
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "group": "S4"}))
     refused(main, [run], "another run", "group S3 against S4")

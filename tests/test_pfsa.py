@@ -659,6 +659,12 @@ def test_a_share_outside_0_and_1_is_refused(share, refused, tmp_path):
 def test_an_evaluation_at_a_share_outside_0_and_1_is_refused(run, refused):
     for share in ("-0.1", "1.5", "nan"):
         refused(main, [run / "run", "--uncertain", share], "between 0 and 1")
+    refused(main, [run / "run", "--reveals", "adversarial", "--uncertain", "0.5"], "of its own")
+
+
+def test_a_belief_is_neither_snapped_nor_extracted(run, refused):
+    for option in (["--snap", "auto"], ["--extract"]):
+        refused(main, [run / "run", *option], "holds a belief")
 
 
 def test_a_table_that_is_no_distribution_is_refused():

@@ -100,7 +100,13 @@ def test_leading_axes_are_free_and_the_state_defaults_to_zero(lead):
                 by_matrices(*arguments, torch.zeros_like(state)))
 
 
-# a wrong variant of the chunked algorithm each: (what the source says, what it would say)
+def test_a_batch_of_none_is_computed():
+    *arguments, _ = inputs(T=9, lead=(0, 2))
+    for function in (delta_rule_recurrent, delta_rule_chunked):
+        out, state = function(*arguments)
+        assert out.shape == (0, 2, 9, V) and state.shape == (0, 2, K, V)
+
+
 WRONG = {  # a wrong variant of the source each: (what it says, what it would say)
     "(4) without beta": ("L_NCC = beta_k_NCK @ k_NCK.mT", "L_NCC = k_NCK @ k_NCK.mT"),
     "(5) without beta on v": ("torch.cat([(beta_NC1 * v_NCV).mT,", "torch.cat([v_NCV.mT,"),
@@ -286,7 +292,8 @@ def test_shapes_that_do_not_fit_are_refused_by_letter():
         delta_product(q, k, v, beta, state)
 
 
-def test_the_self_check_prints_its_rows_and_fails_on_a_wrong_scan(capsys, monkeypatch, refused):
+def test_the_self_check_prints_its_rows_and_fails_on_a_wrong_scan(
+        capsys, monkeypatch, refused, tmp_path):
     small = "--batch 2 --heads 1 --width 4 --rounds 1 --lengths 9 33".split()
     scan.main(small)
     assert capsys.readouterr().out.count("times_faster") == 4
@@ -296,6 +303,9 @@ def test_the_self_check_prints_its_rows_and_fails_on_a_wrong_scan(capsys, monkey
     capsys.readouterr()
     refused(scan.main, ["--width", 0], "at least 1")
     refused(scan.main, ["--lengths", "many"], "invalid int")
+    refused(scan.main, ["--record", tmp_path], "is a folder")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused(scan.main, ["--device", "cuda"], "cuda is not there")
 
 
 def test_the_forms_of_the_benchmark_are_the_delta_rule():

@@ -170,6 +170,14 @@ def test_equal_states_are_no_gap(monkeypatch):
     assert len(find_states(None, None, None)) == 3
 
 
+def test_one_cluster_alone_is_no_list_of_states(monkeypatch):
+    """-1, 0, 1: both others within the radius of 1.5 around the first point."""
+    states = torch.tensor([0.0, 1.0, -1.0]).view(3, 1, 1, 1, 1)
+    monkeypatch.setattr("eval.collect_states", lambda *_: (states, None))
+    with pytest.raises(ValueError, match="does not fall into clusters: 1 after"):
+        find_states(None, None, None)
+
+
 @pytest.mark.parametrize("name, commands", [("D4", "full"), ("S4", "swap")])
 def test_a_word_leads_to_its_product(name, commands):
     """A true table is relabelled by the group's own numbers, also where the start reaches most
@@ -333,7 +341,7 @@ def test_states_are_kept_in_a_file(run, tmp_path, monkeypatch, capsys, refused):
     """Found once and written, then read; a file of anything else, or of another model, is
     refused."""
     task, model = ReplTask(Group("S3")), build("linrnn", 18, d_model=8, heads=1)
-    states, path = torch.randn(6, 1, 8, 8), tmp_path / "states.pt"
+    states, path = torch.randn(6, 1, 8, 8), tmp_path / "new" / "states.pt"
     monkeypatch.setattr("eval.tracking_heads", lambda *_: [(1, 0)])
     monkeypatch.setattr("eval.find_states", lambda *_: states)
     for where in ("found", "read from"):

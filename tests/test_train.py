@@ -126,6 +126,16 @@ def test_a_model_without_its_optimisers_is_evaluated_but_not_resumed(tmp_path, q
     refused(main, [*SMALL, "--out", tmp_path, "--resume"], "not resumed", str(tmp_path))
 
 
+def test_a_run_of_a_version_without_an_option_is_refused_by_its_name(tmp_path, quick):
+    main([*SMALL, "--out", str(tmp_path)])
+    checkpoint = torch.load(tmp_path / "model.pt", weights_only=True)
+    checkpoint["config"].pop("hold_out_pairs")
+    torch.save(checkpoint, tmp_path / "model.pt")
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint["config"]))
+    with pytest.raises(ValueError, match="hold_out_pairs"):
+        load_run(tmp_path)
+
+
 @pytest.mark.parametrize("options", [
     ["--model", "transformer"], ["--model", "lstm"],
     ["--format", "word", "--curriculum", "2:1,4:1"], ["--commands", "swap"],
@@ -205,9 +215,11 @@ def test_bad_input_gets_one_line_and_exit_code_2(tmp_path, quick, refused):
             (["--seed", "-1"], ["negative"]),
             (["--stage-steps", "5,5"], ["each of the 5 stages", "got 5,5"]),
             (["--hold-out-pairs", "1"], ["at least one on either side", "120"]),
+            (["--hold-out-pairs", "inf"], ["at least one on either side"]),
             (["--hold-out-pairs", "0.1", "--format", "word"], ["--hold-out-pairs", "word"]),
             (["--group", "A5", "--commands", "swap"], ["transpositions"]),
             (["--format", "word", "--curriculum", "8:2"], ["spacing must be 1"]),
+            (["--record", tmp_path], ["is a folder"]),
             (["--resume"], ["config.json is missing"])]:
         refused(main, [*options, *out], *words)
         assert not (tmp_path / "run").exists()
