@@ -147,6 +147,15 @@ def test_a_clean_up_with_its_gate_shut_changes_nothing():
     assert (CleanUp(2, 5, 3, size=0.7)(S) == S).all()
 
 
+def test_a_clean_up_with_its_gate_at_one_puts_the_codes_in_the_place_of_the_slots():
+    """U^T U = I, so with g = 1 nothing of S is left; all codes alike, so each slot gets m."""
+    clean_up = CleanUp(1, 5, 3, size=0.7).requires_grad_(False)
+    clean_up.gate.fill_(1)
+    clean_up.codes.copy_(m := torch.tensor([1.0, -2.0, 0.5]))
+    wanted = 0.7 * clean_up.slots.mT @ m.expand(15, 3)
+    torch.testing.assert_close(clean_up(torch.randn(4, 1, 5, 3)), wanted.expand(4, 1, 5, 3))
+
+
 def test_states_are_found_without_being_counted_and_their_automaton_is_the_group(noisy):
     """Six states of S3 in the noisy head, 24 of S4 in the exact one: every transition is right, and
     a command ends closer to its state than to the border."""
