@@ -36,6 +36,9 @@ from torch import nn
 
 from scan import delta_product, delta_rule_chunked
 
+CLEAN_UP_EVERY = 64  # tokens
+WALK = 4  # doses of noise from which a CleanUp learns to bring a state back
+
 
 class LocalBlock(nn.Module):
     """Mixes each token with the conv_width - 1 before it, so that a key can depend on the place in
@@ -72,7 +75,7 @@ class DeltaBlock(nn.Module):
     |q| = |k| = 1 and beta = beta_max hardsigmoid(.), so every step has its eigenvalues in
     [1 - beta_max, 1]. The write strength gamma = hardsigmoid(.) is apart from beta, since a
     reflection needs beta = 2 and should write nothing. With householders R > 1 a token makes R such
-    steps. State: S, [B, H, K, K].
+    steps. State: S, [B, H, K, K]; with a CleanUp, S and the number of tokens read.
     """
 
     def __init__(self, d_model, heads, beta_max, householders):
@@ -86,6 +89,7 @@ class DeltaBlock(nn.Module):
         self.project = nn.Linear(d_model, sum(self.sizes))
         self.out_norm = nn.RMSNorm(d_model // heads)
         self.out = nn.Linear(d_model, d_model, bias=False)
+        self.clean_up = None
 
     def inputs_of_scan(self, x):
         """q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]: what each head does at each
@@ -102,13 +106,91 @@ class DeltaBlock(nn.Module):
         return q, k, gamma.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
-        q, k, v, beta = self.inputs_of_scan(x)
-        if self.householders == 1:
-            out, state = delta_rule_chunked(q, k.squeeze(-2), v.squeeze(-2),
-                                            beta.squeeze(-1), state)
-        else:
-            out, state = delta_product(q, k, v, beta, state)
+        scan = self.scan if self.clean_up is None else self.scan_and_clean_up
+        out, state = scan(self.inputs_of_scan(x), state)
         return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
+
+    def scan(self, inputs, S):
+        q, k, v, beta = inputs
+        if self.householders == 1:
+            return delta_rule_chunked(q, k.squeeze(-2), v.squeeze(-2), beta.squeeze(-1), S)
+        return delta_product(q, k, v, beta, S)
+
+    def scan_and_clean_up(self, inputs, state):
+        """The scan in pieces, with S corrected whenever the number of tokens read is a multiple of
+        CLEAN_UP_EVERY.
+
+        In training it is counted from anywhere. From 0, S would be met at a few places of the line
+        only, where the reveals of these traces put them.
+        """
+        start = int(torch.randint(CLEAN_UP_EVERY, ())) if self.training else 0
+        S, read = state if state is not None else (None, start)
+        first, length = CLEAN_UP_EVERY - read % CLEAN_UP_EVERY, inputs[0].shape[2]
+        cuts = list(range(first, length, CLEAN_UP_EVERY))
+        outs, met = [], []
+        for piece in zip(*[x.tensor_split(cuts, 2) for x in inputs]):
+            out, S = self.scan(piece, S)
+            outs.append(out)
+            read += out.shape[2]
+            if read % CLEAN_UP_EVERY == 0:
+                met.append(S.detach())
+                S = self.clean_up(S) if self.clean_up.acting or not self.training else S
+        if self.training:
+            self.clean_up.loss = self.clean_up.denoising_loss(torch.cat(met)) if met else 0.0
+        return torch.cat(outs, 2), (S, read)
+
+
+class CleanUp(nn.Module):
+    """Takes off a state the errors that a linear recurrence carries for ever: a memory of its
+    parts.
+
+    S <- S + g c U^T (softmax(s (R M^T - |m|^2 / 2)) M - R),   R = U S / c: each slot, a row of R,
+    moves towards the codes, rows m of M, that it is near to. Not of whole states: those in the
+    middle of a command are too many to list, but their slots hold what slots always hold.
+    Per head: U [3K, K], M [codes, K], the sharpness s, and the gate g, 0 at first. c is the size of
+    all states, not of the S at hand: a correction that does not know how long S should be lets it
+    shrink to nothing. Shapes: S [B, H, K, K].
+    Source: modern Hopfield networks, Ramsauer et al. 2021 (arXiv 2008.02217).
+    """
+
+    def __init__(self, heads, width, codes):
+        super().__init__()
+        slots = [nn.init.orthogonal_(torch.empty(3 * width, width)) for _ in range(heads)]
+        self.slots = nn.Parameter(torch.stack(slots))
+        self.codes = nn.Parameter(torch.randn(heads, codes, width))
+        self.sharpness = nn.Parameter(torch.ones(heads, 1, 1))
+        self.gate = nn.Parameter(torch.zeros(heads, 1, 1))
+        self.register_buffer("size", torch.ones(heads, 1, 1))
+        self.acting = False  # in training, that is; otherwise it always acts
+        self.loss = 0.0  # the denoising_loss of the last pass in training
+
+    def forward(self, S):
+        rows = self.slots @ (S / self.size)
+        match = rows @ self.codes.mT - self.codes.square().sum(-1).unsqueeze(-2) / 2
+        ideal = (self.sharpness * match).softmax(-1) @ self.codes
+        return S + self.gate * self.size * (self.slots.mT @ (ideal - rows))
+
+    def denoising_loss(self, S):
+        """How far from S it ends, mean of |S' - S|^2 / c^2 over the walk, sum over heads: S takes
+        WALK doses of noise as large as itself, each cleaned up before the next.
+
+        A walk, since what a correction leaves of an error meets the next one; a memory that never
+        saw its own leftovers lets them grow. S has no gradient: the easiest states to clean up are
+        all alike, and a network that learned to make them so would know nothing.
+        Source: denoising autoencoders, Vincent et al. 2008; walkback, Bengio et al. 2013 (arXiv
+        1305.6663).
+        """
+        self.size = self.size.lerp(S.square().mean((0, 2, 3)).sqrt().view(-1, 1, 1), 0.1)
+        moved, loss = S, 0.0
+        for _ in range(WALK):
+            moved = self(moved + self.size * torch.randn_like(S))
+            loss = loss + ((moved - S) / self.size).square().mean((0, 2, 3)).sum() / WALK
+        return loss
+
+
+def clean_ups(model):
+    """The CleanUp layers of a model: one per DeltaNet block, or none."""
+    return [module for module in model.modules() if isinstance(module, CleanUp)]
 
 
 class MLP(nn.Module):
@@ -173,12 +255,12 @@ class LinRNN(LanguageModel):
     """A local block, then `layers` times a DeltaNet block and an MLP.
 
     beta_max in [0, 2]: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in
-    [0, 1]. conv_width = 1 removes the mixing of neighbouring tokens. Raises: ValueError outside
-    those ranges.
+    [0, 1]. conv_width = 1 removes the mixing of neighbouring tokens. codes > 0 gives each DeltaNet
+    block a CleanUp with so many codes a head. Raises: ValueError outside those ranges.
     """
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
-                 conv_width=8):
+                 conv_width=8, codes=0):
         super().__init__(vocab_size, d_model, layers)
         check_heads(d_model, heads)
         if not 0 <= beta_max <= 2:
@@ -186,9 +268,13 @@ class LinRNN(LanguageModel):
         if min(householders, conv_width) < 1:
             raise ValueError(f"householders and conv_width must be at least 1; got "
                              f"{householders}, {conv_width}")
+        if codes < 0:
+            raise ValueError(f"codes must not be negative; got {codes}")
         self.blocks = nn.ModuleList([LocalBlock(d_model, conv_width)])
         for _ in range(layers):
             self.blocks += [DeltaBlock(d_model, heads, beta_max, householders), MLP(d_model, 2)]
+        for block in self.blocks[1::2] if codes else []:  # last: the other weights begin as without
+            block.clean_up = CleanUp(heads, d_model // heads, codes)
 
     def stream(self, tokens, state=None):
         """Logits, and the state to go on from. state: one entry per block with a memory, or None.

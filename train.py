@@ -46,11 +46,12 @@ from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from data import COMMANDS, TASKS, Group, parse_stages, stream
-from models import MODELS, build, choose_device, options_of
+from models import MODELS, build, choose_device, clean_ups, options_of
 
 WARMUP = 50  # steps over which the learning rates rise from 0
 STREAK = 3  # batches in a row that must pass --advance
 LOG_EVERY = 10  # steps
+MEMORY_RATE = 0.02  # of the AdamW for a CleanUp, which must follow states that move
 TYPICAL_STAGE = 100  # steps, for the estimate of the time left
 
 # Options that do not change the result. All others are the run's config.
@@ -68,6 +69,8 @@ def make_parser():
         help="share of the commands behind `if random() < p:`, 0 to 1")
     add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not")
     add("--householders", type=int, help="linrnn: steps per token, R")
+    add("--codes", type=int,
+        help="linrnn: codes a head of a memory that takes errors off the state (0: none)")
     add("--conv-width", type=int,
         help="linrnn: tokens that the local block sees (default for traces: n + 3; 2n + 3 with "
              "uncertain commands)")
@@ -119,7 +122,7 @@ def config_of(args):
                                         TASKS[args.format])
     config["stage_steps"] = parse_steps(args.stage_steps, len(config["curriculum"]))
     options = options_of(args.model)
-    for name in ("beta_max", "householders", "conv_width", "d_model", "heads", "layers"):
+    for name in ("beta_max", "householders", "codes", "conv_width", "d_model", "heads", "layers"):
         value = config.pop(name)
         if value is not None and name not in options:
             raise ValueError(f"--model {args.model} has no --{name.replace('_', '-')}")
@@ -228,10 +231,18 @@ def make_optimizers(model, config):
     directions of a gradient that is mostly noise move as fast as the few large ones.
     """
     outer = {model.embedding.weight, model.head.weight}
-    matrices = [p for p in model.parameters() if p.ndim == 2 and p not in outer]
-    others = [p for p in model.parameters() if p.ndim != 2 or p in outer]
+    matrices = [p for p in network(model) if p.ndim == 2 and p not in outer]
+    others = [p for p in network(model) if p.ndim != 2 or p in outer]
     return [torch.optim.Muon(matrices, lr=config["matrix_lr"], weight_decay=0.01),
-            torch.optim.AdamW(others, lr=config["lr"], betas=(0.9, 0.95), weight_decay=0.01)]
+            torch.optim.AdamW(others, lr=config["lr"], betas=(0.9, 0.95), weight_decay=0.01),
+            *[torch.optim.AdamW(memory.parameters(), lr=MEMORY_RATE, betas=(0.9, 0.95),
+                                weight_decay=0) for memory in clean_ups(model)]]
+
+
+def network(model):
+    """The weights of a model but those of its CleanUps."""
+    apart = {p for memory in clean_ups(model) for p in memory.parameters()}
+    return [p for p in model.parameters() if p not in apart]
 
 
 def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
@@ -243,8 +254,9 @@ def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
     loss, reveal_loss = losses.mean(), losses[reveals].mean()
     for optimizer in optimizers:
         optimizer.zero_grad()
-    (loss + reveal_weight * reveal_loss).backward()
-    gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    denoising_loss = sum(memory.loss for memory in clean_ups(model))
+    (loss + reveal_weight * reveal_loss + denoising_loss).backward()
+    gradient_norm = torch.nn.utils.clip_grad_norm_(network(model), 1.0)
     if not (loss.isfinite() and gradient_norm.isfinite()):
         raise FloatingPointError(f"the loss is {loss.item()}, its gradient {gradient_norm.item()}")
     for optimizer in optimizers:
@@ -324,8 +336,12 @@ class Run:
         batch = [torch.from_numpy(array).to(self.device).contiguous() for array in arrays]
         for optimizer, rate in zip(self.optimizers, self.rates):
             optimizer.param_groups[0]["lr"] = rate * min(1.0, (progress["step"] + 1) / WARMUP)
+        last = progress["stage"] == len(config["curriculum"]) - 1
+        for memory in clean_ups(self.model):
+            memory.acting = last  # before that it does not know the states, and would do harm
+        torch.manual_seed(progress["step"])  # of the noise from which it learns
         metrics = train_step(self.model, self.optimizers, *batch, config["reveal_weight"])
-        if progress["stage"] == len(config["curriculum"]) - 1:
+        if last:
             self.average.update_parameters(self.model)
         if self.task.uncertain:
             same = stream(config["seed"], "train", progress["step"])

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from data import Group, ReplTask
-from models import MODELS, DeltaBlock, LocalBlock, build, options_of, rotate
+from models import (CLEAN_UP_EVERY, MODELS, CleanUp, DeltaBlock, LocalBlock, build, clean_ups,
+                    options_of, rotate)
 from torch.nn import functional as F
 
 SMALL = {"linrnn": {"d_model": 12, "heads": 3, "layers": 2, "conv_width": 4},
@@ -40,6 +41,121 @@ def test_a_stream_in_ragged_pieces_is_the_whole(name, options):
         logits, state = model.stream(piece, state)
         pieces.append(logits)
     assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
+
+
+def with_codes(gate, layers=2):
+    """The same weights without codes and with, the gates as told; both in evaluation."""
+    models = []
+    for codes in (0, 5):
+        torch.manual_seed(0)
+        options = {**SMALL["linrnn"], "layers": layers, "codes": codes}
+        models.append(build("linrnn", 11, **options).double().eval())
+    for memory in clean_ups(models[1]):
+        torch.nn.init.constant_(memory.gate, gate)
+    return models
+
+
+def test_a_clean_up_with_its_gate_shut_changes_nothing_nor_does_one_in_training_until_it_acts():
+    """Gate 0, as at first: the logits of the model without codes. Gate 0.3: other logits, in
+    training only if told to act."""
+    tokens = torch.randint(11, (2, 150))
+    plain, shut = with_codes(0.0)
+    _, cleaned = with_codes(0.3)
+    expected = plain(tokens)
+    assert (shut(tokens) - expected).abs().max() < 1e-10
+    assert (cleaned(tokens) - expected).abs().max() > 1e-3
+    cleaned.train()
+    assert (cleaned(tokens) - expected).abs().max() < 1e-10
+    for memory in clean_ups(cleaned):
+        memory.acting = True
+    assert (cleaned(tokens) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("cuts", [[1, 3, 40, 41], [63, 64, 65], [64, 128], [10, 11, 140]])
+def test_a_stream_with_clean_ups_is_the_whole_wherever_it_is_cut(cuts):
+    """Before, at and after the places where the state is corrected, and anywhere."""
+    _, model = with_codes(0.3)
+    tokens = torch.randint(11, (2, 150))
+    state, pieces = None, []
+    for piece in tokens.tensor_split(cuts, 1):
+        logits, state = model.stream(piece, state)
+        pieces.append(logits)
+    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
+
+
+def test_the_state_is_corrected_after_every_so_many_tokens_and_not_between():
+    """One layer: after CLEAN_UP_EVERY tokens the correction of what a model without it holds; a
+    token earlier just what that holds; a token later, that token from the corrected state."""
+    plain, model = with_codes(0.3, layers=1)
+    tokens, clean_up = torch.randint(11, (2, CLEAN_UP_EVERY + 1)), clean_ups(model)[0]
+    for length in (CLEAN_UP_EVERY - 1, CLEAN_UP_EVERY, CLEAN_UP_EVERY + 1):
+        state, read = model.stream(tokens[:, :length])[1][1]
+        past = plain.stream(tokens[:, :min(length, CLEAN_UP_EVERY)])[1]
+        if length >= CLEAN_UP_EVERY:
+            past[1] = clean_up(past[1])
+        if length > CLEAN_UP_EVERY:
+            past = plain.stream(tokens[:, -1:], past)[1]
+        assert read == length and (state - past[1]).abs().max() < 1e-10
+
+
+def test_in_training_the_corrections_stand_anywhere_and_the_states_have_no_gradient():
+    """Over 30 passes the number of tokens read, as returned, takes many remainders; the loss of
+    the memory reaches its own weights alone."""
+    _, model = with_codes(0.3, layers=1)
+    model.train()
+    ends = {model.stream(torch.randint(11, (2, 100)))[1][1][1] % CLEAN_UP_EVERY for _ in range(30)}
+    assert len(ends) > 10
+    clean_ups(model)[0].loss.backward()
+    reached = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert reached == {f"blocks.1.clean_up.{name}" for name, _ in
+                       clean_ups(model)[0].named_parameters()}
+
+
+def test_a_clean_up_with_its_gate_at_one_puts_the_codes_in_the_place_of_the_slots():
+    """U^T U = I, so with g = 1 nothing of S is left; all codes alike, so each slot gets m, in units
+    of the size."""
+    clean_up = CleanUp(1, 5, 3).requires_grad_(False)
+    clean_up.gate.fill_(1)
+    clean_up.size.fill_(0.7)
+    clean_up.codes.copy_(m := torch.randn(5))
+    wanted = 0.7 * clean_up.slots.mT @ m.expand(15, 5)
+    torch.testing.assert_close(clean_up(torch.randn(4, 1, 5, 5)), wanted.expand(4, 1, 5, 5))
+
+
+def test_the_denoising_loss_is_measured_in_units_of_the_size_of_the_states():
+    """A shut gate takes nothing off: after i of four doses of noise the error is i, in the mean
+    2.5, for each head, whatever the size, once that has been learned."""
+    clean_up = CleanUp(2, 6, 3)
+    states = torch.tensor([3.0, 0.1]).view(2, 1, 1) * torch.randn(4000, 2, 6, 6)
+    for _ in range(100):
+        loss = clean_up.denoising_loss(states)
+    assert (clean_up.size.flatten() - torch.tensor([3.0, 0.1])).abs().max() < 0.05
+    assert abs(loss.item() - 5.0) < 0.05
+
+
+def test_a_clean_up_learns_the_states_from_noise_alone():
+    """The 24 permutation matrices of S4, turned in a space of 8: cleaned up after each of 100 doses
+    of noise every state is held; without, most are lost."""
+    torch.manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(2, 8, 8))[0]
+    elements = torch.from_numpy(Group("S4").elements)
+    states = 30 * turn[0][:, :4] @ F.one_hot(elements).float() @ turn[1][:4]
+    clean_up = CleanUp(1, 8, 8)
+    optimizer = torch.optim.AdamW(clean_up.parameters(), lr=0.02, weight_decay=0)
+    for _ in range(300):
+        optimizer.zero_grad()
+        clean_up.denoising_loss(states[torch.randint(24, (128, 1))]).backward()
+        optimizer.step()
+
+    def held(step):
+        moved = states.unsqueeze(1)
+        with torch.no_grad():
+            for _ in range(100):
+                moved = step(moved + 1.5 * torch.randn_like(moved))
+        nearest = torch.cdist(moved.flatten(1), states.flatten(1)).argmin(1)
+        return (nearest == torch.arange(24)).float().mean()
+
+    assert held(clean_up) == 1 and held(lambda S: S) < 0.8
 
 
 @pytest.mark.parametrize("name", ["linrnn", "lstm"])
@@ -110,7 +226,7 @@ def test_bad_options_are_refused_with_the_rule():
             ("gru", {}, "unknown model 'gru'"), ("lstm", {"heads": 2}, "no option heads"),
             ("linrnn", {"d_model": 10, "heads": 4}, "heads must divide d_model"),
             ("linrnn", {"beta_max": 2.5}, r"\[0, 2\]"), ("linrnn", {"beta_max": -1}, r"\[0, 2\]"),
-            ("linrnn", {"householders": 0}, "at least 1"),
+            ("linrnn", {"householders": 0}, "at least 1"), ("linrnn", {"codes": -1}, "negative"),
             ("transformer", {"layers": 0}, "at least"), ("lstm", {"layers": 0}, "at least"),
             ("transformer", {"d_model": 12}, "even")]:
         with pytest.raises(ValueError, match=words):

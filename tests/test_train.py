@@ -36,11 +36,14 @@ def quick(monkeypatch):
     monkeypatch.setattr("eval.evaluate_and_print", lambda *_, **__: [])
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_and_resumed_run_is_bit_identical(how, tmp_path, quick, monkeypatch):
+@pytest.mark.parametrize("how, options", [
+    ("SIGINT", []), ("SIGTERM", []), ("SIGINT", ["--codes", "4", "--curriculum", "2:1,8:2"])])
+def test_an_interrupted_and_resumed_run_is_bit_identical(how, options, tmp_path, quick,
+                                                         monkeypatch):
     """Stopped by a signal in the middle of a stage, resumed: the weights and the log of a run never
-    stopped."""
-    main([*SMALL, "--out", str(tmp_path / "whole")])
+    stopped, the noise that a CleanUp learns from included."""
+    small = [*SMALL, *options]
+    main([*small, "--out", str(tmp_path / "whole")])
 
     real_step, made = train.train_step, []
 
@@ -52,9 +55,9 @@ def test_an_interrupted_and_resumed_run_is_bit_identical(how, tmp_path, quick, m
 
     monkeypatch.setattr(train, "train_step", step_then_signal)
     with pytest.raises(SystemExit) as stop:
-        main([*SMALL, "--out", str(tmp_path / "cut")])
+        main([*small, "--out", str(tmp_path / "cut")])
     assert stop.value.code == 130 and len(made) == 6
-    main([*SMALL, "--out", str(tmp_path / "cut"), "--resume"])
+    main([*small, "--out", str(tmp_path / "cut"), "--resume"])
     assert len(made) == 15
     assert_identical(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
     assert steps_logged(tmp_path / "cut") == steps_logged(tmp_path / "whole") == [10, 15]
@@ -139,7 +142,7 @@ def test_a_run_of_a_version_without_an_option_is_refused_by_its_name(tmp_path, q
 @pytest.mark.parametrize("options", [
     ["--model", "transformer"], ["--model", "lstm"],
     ["--format", "word", "--curriculum", "2:1,4:1"], ["--commands", "swap"],
-    ["--householders", "2"], ["--beta-max", "1"]])
+    ["--householders", "2"], ["--beta-max", "1"], ["--codes", "4"]])
 def test_one_loop_trains_every_model_and_format(options, tmp_path, capsys):
     """Trained, evaluated and recorded in one call; the record says how to make the run again."""
     record = tmp_path / "results.jsonl"
