@@ -21,7 +21,7 @@ Recurrent models are streamed, piece by piece, in memory that does not depend on
 
 --snap auto puts the state of the tracking heads back on the nearest of the states that they pass
 through, found without labels, and --extract compares their automaton with the group: see below.
---snap learned has no list of states: a small memory has learned to take noise off them.
+(A run trained with --codes corrects its states by itself.)
 
 --exhaustive is a certificate: from each state of the group, each command, then each variable is
 printed; all answers are compared with the group's own table.
@@ -40,11 +40,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 from tqdm import tqdm
 
 from data import REVEALS, ReplTask, draw_commands, parse_stages, run_commands, stream
-from models import MLP, DeltaBlock, LinRNN, choose_device
+from models import MLP, DeltaBlock, LinRNN, choose_device, clean_ups
 from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, marginal_coins,
                   marginal_reveals, sinkhorn, swap_machine_keys, two_sided_recurrence)
 from train import append_record, load_run, prepare_file, replace_file
@@ -412,55 +411,6 @@ def find_states(model, task, heads, device="cpu"):
                      f"from {near:.3g} to {far:.3g}; train longer, or use --snap off")
 
 
-class CleanUp(nn.Module):
-    """A learned correction in place of the nearest centroid: a memory of parts, not of states.
-
-    S <- S + g c U^T (softmax(s (R M^T - |m|^2 / 2)) M - R),   R = U S / c: each slot, a row of R,
-    moves towards the codes, rows m of M, that it is near to. Per head: U [3K, K], M [codes, V], the
-    sharpness s, and the gate g, 0 at first. c is the size of all states, not of the S at hand: a
-    correction that does not know how long S should be lets it shrink to nothing in 16 commands.
-    Source: modern Hopfield networks, Ramsauer et al. 2021 (arXiv 2008.02217).
-    """
-
-    def __init__(self, heads, K, V, size, codes=16):
-        super().__init__()
-        self.size = size
-        slots = [nn.init.orthogonal_(torch.empty(3 * K, K)) for _ in range(heads)]
-        self.slots = nn.Parameter(torch.stack(slots))
-        self.codes = nn.Parameter(torch.randn(heads, codes, V))
-        self.sharpness = nn.Parameter(torch.ones(heads, 1, 1))
-        self.gate = nn.Parameter(torch.zeros(heads, 1, 1))
-
-    def forward(self, S):
-        rows = self.slots @ (S / self.size)
-        match = rows @ self.codes.mT - self.codes.square().sum(-1).unsqueeze(-2) / 2
-        ideal = (self.sharpness * match).softmax(-1) @ self.codes
-        return S + self.gate * self.size * (self.slots.mT @ (ideal - rows))
-
-
-def learn_clean_up(model, task, heads, device="cpu", steps=300):
-    """A CleanUp that takes noise, as large as the states, off the states of short traces.
-
-    A denoising autoencoder (Vincent et al. 2008): no labels, no clusters, no count of the states.
-    Not through the loss of the answers: codes that know no state yet do harm, so that loss turned
-    the gate of the tracking head negative in each of five trials, with and without noise on S; with
-    1 - g > 1 at each of hundreds of commands, errors grow in place of shrinking.
-    """
-    states = collect_states(model, task, heads, 512, 16, 16, stream(0, "valid", 16, 16), device)[0]
-    states = states.flatten(0, 1)
-    size = states.square().mean((0, 2, 3)).sqrt().view(-1, 1, 1)
-    torch.manual_seed(0)
-    clean_up = CleanUp(*states.shape[1:], size).to(states)
-    optimizer = torch.optim.AdamW(clean_up.parameters(), lr=0.02, betas=(0.9, 0.95))
-    for _ in range(steps):
-        batch = states[torch.randint(len(states), (512,), device=device)]
-        error = clean_up(batch + size * torch.randn_like(batch)) - batch
-        optimizer.zero_grad()
-        (error / size).square().mean().backward()
-        optimizer.step()
-    return clean_up.requires_grad_(False)
-
-
 def distances(states, centroids):
     """Of each state to each centroid: [B, heads, K, V], [N, heads, K, V] -> [B, N]."""
     return torch.cdist(states.flatten(1), centroids.flatten(1))
@@ -468,10 +418,9 @@ def distances(states, centroids):
 
 def snap(memory, heads, centroids, rows):
     """The state of a stream, in these rows with the nearest centroid in the place of what the heads
-    held, or what a CleanUp makes of it. Shapes: centroids [N, heads, K, V]; rows bool [B]."""
+    held. Shapes: centroids [N, heads, K, V]; rows bool [B]."""
     held, memory = read_heads(memory, heads), list(memory)
-    near = (centroids(held) if isinstance(centroids, CleanUp)
-            else centroids[distances(held, centroids).argmin(1)])
+    near = centroids[distances(held, centroids).argmin(1)]
     for (entry, head), old, new in zip(heads, held.unbind(1), near.unbind(1)):
         memory[entry] = memory[entry].clone()
         memory[entry][:, head] = torch.where(rows.view(-1, 1, 1), new, old)
@@ -592,10 +541,10 @@ def extract_and_print(model, task, heads, centroids, device="cpu"):
 def states_from(source, model, task, device="cpu"):
     """The tracking heads and their states: found, or read from a file; one not there is written.
 
-    Both empty for a model without a tracking head. With "learned", a CleanUp in place of the
-    states. Raises: ValueError if the file holds something else, or states of another shape.
+    Both empty for a model without a tracking head. Raises: ValueError if the file holds something
+    else, or states of another shape.
     """
-    path = None if source in ("auto", "learned") else Path(source)
+    path = None if source == "auto" else Path(source)
     if path and path.exists():
         try:
             heads, centroids = torch.load(path, map_location=device, weights_only=True)
@@ -612,15 +561,10 @@ def states_from(source, model, task, device="cpu"):
     if not heads:
         print("tracking: no head of this model tracks; nothing is snapped or extracted")
         return [], []
-    named = f"heads {spaced(f'{entry}:{head}' for entry, head in heads)} (state:head)"
-    if source == "learned":
-        clean_up = learn_clean_up(model, task, heads, device)
-        print(f"tracking: {named}, a memory of {clean_up.codes.shape[1]} codes for each has "
-              "learned to take noise off")
-        return heads, clean_up
     centroids = find_states(model, task, heads, device)
     least = pairwise(centroids).min().item()
-    print(f"tracking: {named}, {len(centroids)} states found, at least {least:.1f} apart")
+    print(f"tracking: heads {spaced(f'{entry}:{head}' for entry, head in heads)} (state:head), "
+          f"{len(centroids)} states found, at least {least:.1f} apart")
     if path:
         replace_file(path, lambda side: torch.save((heads, centroids), side))
     return heads, centroids
@@ -821,9 +765,8 @@ def main(argv=None):
     parser.add_argument("--exhaustive", action="store_true", help="every command from every state")
     parser.add_argument("--intervene", action="store_true",
                         help="accuracy with the beta range of each head narrowed, one at a time")
-    parser.add_argument("--snap", default="off", metavar="auto|learned|off|FILE",
-                        help="put drifted states back: on the nearest one (FILE keeps those "
-                             "found), or by a memory learned from noise")
+    parser.add_argument("--snap", default="off", metavar="auto|off|FILE",
+                        help="put drifted states back on the nearest one; FILE keeps those found")
     parser.add_argument("--snap-every", type=int, default=1, help="commands from snap to snap")
     parser.add_argument("--extract", action="store_true",
                         help="read the automaton off the states, and compare it with the group")
@@ -838,9 +781,7 @@ def main(argv=None):
             raise ValueError("--traces and --snap-every must be at least 1 and --seed not "
                              f"negative; got {args.traces}, {args.snap_every}, {args.seed}")
         if args.snap_every > 1 and args.snap == "off":
-            raise ValueError("--snap-every needs --snap auto, learned or FILE")
-        if args.extract and args.snap == "learned":
-            raise ValueError("--extract needs the list of states that --snap learned does without")
+            raise ValueError("--snap-every needs --snap auto or FILE")
         if args.plot and Path(args.plot).suffix not in FORMATS:
             raise ValueError(f"--plot writes {', '.join(FORMATS)}; got {args.plot}")
         device = choose_device(args.device)
@@ -853,6 +794,9 @@ def main(argv=None):
         if task.uncertain and (args.snap != "off" or args.extract):
             raise ValueError("--snap and --extract look for finitely many states; a run with "
                              "--uncertain holds a belief")
+        if clean_ups(model) and (args.snap != "off" or args.extract):
+            raise ValueError("--snap and --extract are for states that nothing else corrects; a "
+                             "run with --codes corrects its own")
         if (args.uncertain or args.reveals != "random") and not task.uncertain:
             raise ValueError("--uncertain and --reveals ask how a belief is tracked; this run was "
                              "trained without --uncertain and knows no coins")
@@ -869,9 +813,7 @@ def main(argv=None):
         if args.snap != "off" or args.extract:
             source = "auto" if args.snap == "off" else args.snap
             heads, centroids = states_from(source, model, task, device)
-            numbers["tracking"] = {"heads": heads}
-            if args.snap != "learned":
-                numbers["tracking"]["states"] = len(centroids)
+            numbers["tracking"] = {"heads": heads, "states": len(centroids)}
         if args.extract and heads:
             numbers["extract"] = extract_and_print(model, task, heads, centroids, device)
         if args.snap != "off" and heads:

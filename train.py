@@ -254,7 +254,7 @@ def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
     loss, reveal_loss = losses.mean(), losses[reveals].mean()
     for optimizer in optimizers:
         optimizer.zero_grad()
-    denoising_loss = sum(memory.loss for memory in clean_ups(model))
+    denoising_loss = sum((memory.loss for memory in clean_ups(model)), torch.zeros(()))
     (loss + reveal_weight * reveal_loss + denoising_loss).backward()
     gradient_norm = torch.nn.utils.clip_grad_norm_(network(model), 1.0)
     if not (loss.isfinite() and gradient_norm.isfinite()):
@@ -263,7 +263,8 @@ def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
         optimizer.step()
     accuracy = (logits.argmax(-1) == targets)[reveals].float().mean()
     return {"loss": loss.item(), "reveal_loss": reveal_loss.item(),
-            "reveal_accuracy": accuracy.item(), "gradient_norm": gradient_norm.item()}
+            "denoising_loss": denoising_loss.item(), "reveal_accuracy": accuracy.item(),
+            "gradient_norm": gradient_norm.item()}
 
 
 def advance(config, progress, accuracy):

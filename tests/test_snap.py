@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from data import Group, ReplTask, WordTask, stream
-from eval import (CleanUp, Snapped, alphabet_of, collect_states, drift, evaluate, extract,
-                  extract_and_print, find_states, learn_clean_up, main, relabel, settled,
-                  settled_ends, spread, states_from, tracking_heads)
+from eval import (Snapped, alphabet_of, collect_states, drift, evaluate, extract,
+                  extract_and_print, find_states, main, relabel, settled, settled_ends, spread,
+                  states_from, tracking_heads)
 from models import build
 from scan import delta_rule_recurrent, exchange_key, swap_machine_keys
 from torch.nn import functional as F
@@ -127,35 +127,6 @@ def test_snapping_restores_exact_tracking_where_the_noisy_head_alone_fails(noisy
         assert evaluate(snapped, task, 300, 10, traces=8)["all"] == 1
 
 
-def test_a_memory_that_learned_to_take_noise_off_tracks_where_the_noisy_head_alone_fails(noisy):
-    """As snapping, with no list of states; and after 50 corrections in a row a state is as long as
-    after one, still the nearest to itself, and no two are the same."""
-    machine, task, states = noisy
-    clean_up = learn_clean_up(machine, task, [(0, 0)])
-    assert evaluate(Snapped(machine, task, [(0, 0)], clean_up), task, 300, 10, traces=8)["all"] == 1
-    once = clean_up(states)
-    often = once
-    for _ in range(50):
-        often = clean_up(often)
-    assert abs(often.norm() / once.norm() - 1) < 0.05
-    assert (torch.cdist(often.flatten(1), states.flatten(1)).argmin(1) == torch.arange(6)).all()
-
-
-def test_a_clean_up_with_its_gate_shut_changes_nothing():
-    """As it begins: every bit of the state."""
-    S = torch.randn(4, 2, 5, 3)
-    assert (CleanUp(2, 5, 3, size=0.7)(S) == S).all()
-
-
-def test_a_clean_up_with_its_gate_at_one_puts_the_codes_in_the_place_of_the_slots():
-    """U^T U = I, so with g = 1 nothing of S is left; all codes alike, so each slot gets m."""
-    clean_up = CleanUp(1, 5, 3, size=0.7).requires_grad_(False)
-    clean_up.gate.fill_(1)
-    clean_up.codes.copy_(m := torch.tensor([1.0, -2.0, 0.5]))
-    wanted = 0.7 * clean_up.slots.mT @ m.expand(15, 3)
-    torch.testing.assert_close(clean_up(torch.randn(4, 1, 5, 3)), wanted.expand(4, 1, 5, 3))
-
-
 def test_states_are_found_without_being_counted_and_their_automaton_is_the_group(noisy):
     """Six states of S3 in the noisy head, 24 of S4 in the exact one: every transition is right, and
     a command ends closer to its state than to the border."""
@@ -250,17 +221,13 @@ def test_the_drift_grows_alone_and_stays_when_snapped(noisy, monkeypatch, capsys
     assert "36 of 36 transitions agree with S3 (6 elements): isomorphic" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("learned", [False, True])
-def test_off_is_bit_identical_and_pieces_do_not_matter(learned):
+def test_off_is_bit_identical_and_pieces_do_not_matter():
     """Without a snap due, every bit of the model's own stream; with snaps, the same in ragged
     pieces as whole."""
     task = ReplTask(Group("S3"))
     model = build("linrnn", len(task.vocab), d_model=12, heads=2)
     tokens = torch.from_numpy(task.sample(4, 12, 3, stream(0, "valid"))[0])
     states = torch.randn(6, 1, 6, 6)
-    if learned:
-        states = CleanUp(1, 6, 6, size=0.7).requires_grad_(False)
-        states.gate.fill_(0.3)
     never = Snapped(model, task, [(1, 1)], states, every=1000)
     with torch.no_grad():
         assert (never.stream(tokens)[0] == model.stream(tokens)[0]).all()
@@ -318,13 +285,13 @@ def run(tmp_path_factory):
 
 def test_without_a_tracking_head_snapping_says_so_and_changes_nothing(run, capsys):
     numbers = []
-    for options in ([], ["--snap", "auto", "--extract"], ["--snap", "learned"]):
+    for options in ([], ["--snap", "auto", "--extract"]):
         capsys.readouterr()
         main([str(run), "--lengths", "8:4", "--traces", "8", *options, "--json"])
         shown = capsys.readouterr().out
         numbers.append(json.loads(shown.splitlines()[-1]))
         assert ("no head of this model tracks" in shown) == bool(options)
-    assert numbers[0]["results"] == numbers[1]["results"] == numbers[2]["results"]
+    assert numbers[0]["results"] == numbers[1]["results"]
     assert "extract" not in numbers[1]
     assert numbers[1]["tracking"] == {"heads": [], "states": 0}
 
@@ -337,13 +304,11 @@ def test_the_command_line_snaps_if_told_to_and_only_then(run, monkeypatch):
     monkeypatch.setattr("eval.find_states", lambda *_: states)
     monkeypatch.setattr("eval.drift", lambda *_: [])
     monkeypatch.setattr("eval.evaluate_and_print", lambda model, *_: models.append(model))
-    monkeypatch.setattr("eval.learn_clean_up", lambda *_: CleanUp(1, 8, 8, size=1.0))
-    for options in (["--extract"], ["--snap", "auto", "--snap-every", "3"], ["--snap", "learned"]):
+    for options in (["--extract"], ["--snap", "auto", "--snap-every", "3"]):
         main([str(run), *options])
-    alone, snapped, cleaned = models
+    alone, snapped = models
     assert isinstance(alone, torch.nn.Module) and isinstance(snapped, Snapped)
     assert snapped.every == 3 and snapped.centroids is states and snapped.heads == [(1, 0)]
-    assert isinstance(cleaned.centroids, CleanUp) and cleaned.every == 1
 
 
 def test_states_are_kept_in_a_file(run, tmp_path, monkeypatch, capsys, refused):
@@ -361,7 +326,15 @@ def test_states_are_kept_in_a_file(run, tmp_path, monkeypatch, capsys, refused):
         states_from(str(path), build("linrnn", 18, d_model=12, heads=1), task)
     refused(main, [run, "--snap", run / "config.json"], "states of this model")
     refused(main, [run, "--snap-every", 0], "--snap-every")
-    refused(main, [run, "--snap", "learned", "--extract"], "list of states")
+
+
+@pytest.mark.parametrize("option", [["--snap", "auto"], ["--extract"]])
+def test_a_run_that_corrects_its_own_states_is_not_snapped(option, tmp_path, monkeypatch, refused):
+    from train import main as train
+    monkeypatch.setattr("eval.evaluate_and_print", lambda *_, **__: [])
+    train(["--group", "S3", "--curriculum", "2:1", "--d-model", "8", "--heads", "1", "--codes", "2",
+           "--last-steps", "1", "--batch", "2", "--out", str(tmp_path)])
+    refused(main, [tmp_path, *option], option[0], "corrects its own")
 
 
 def test_a_record_holds_the_command_the_seed_and_the_numbers(run, tmp_path):
