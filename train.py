@@ -339,7 +339,7 @@ class Run:
             optimizer.param_groups[0]["lr"] = rate * min(1.0, (progress["step"] + 1) / WARMUP)
         last = progress["stage"] == len(config["curriculum"]) - 1
         for memory in clean_ups(self.model):
-            memory.acting = last  # before that it does not know the states, and would do harm
+            memory.acting = progress["stage"] > 0  # before, it would do harm: it knows no states yet
         torch.manual_seed(progress["step"])  # of the noise from which it learns
         metrics = train_step(self.model, self.optimizers, *batch, config["reveal_weight"])
         if last:
