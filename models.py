@@ -9,7 +9,8 @@ R writes per token, D model width.
 
 All three share the embedding, the final norm, the output head, the loss and the training loop, and
 have comparable parameter counts at their default sizes. Pre-norm residual blocks in the first two:
-    linrnn       a local block, then DeltaNet blocks      (the model the project is about)
+    linrnn       a local block, then DeltaNet blocks      (the model the project is about); with
+                 --codes a non-linear correction between pieces of their scan
     transformer  attention blocks with rotary positions
     lstm         torch's own LSTM
 
@@ -105,9 +106,12 @@ class DeltaBlock(nn.Module):
         beta, gamma = strengths.permute(2, 0, 4, 1, 3)
         return q, k, gamma.unsqueeze(-1) * v, self.beta_max * beta
 
-    def forward(self, x, state=None):
-        scan = self.scan if self.clean_up is None else self.scan_and_clean_up
-        out, state = scan(self.inputs_of_scan(x), state)
+    def forward(self, x, state=None, step=None):
+        inputs, step = self.inputs_of_scan(x), step or (None if self.training else self.clean_up)
+        if step is None:
+            out, state = self.scan(inputs, state)
+        else:
+            out, state = self.scan_in_pieces(inputs, state or (None, 0), step)
         return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
 
     def scan(self, inputs, S):
@@ -116,27 +120,18 @@ class DeltaBlock(nn.Module):
             return delta_rule_chunked(q, k.squeeze(-2), v.squeeze(-2), beta.squeeze(-1), S)
         return delta_product(q, k, v, beta, S)
 
-    def scan_and_clean_up(self, inputs, state):
-        """The scan in pieces, with S corrected whenever the number of tokens read is a multiple of
-        CLEAN_UP_EVERY.
-
-        In training it is counted from anywhere. From 0, S would be met at a few places of the line
-        only, where the reveals of these traces put them.
+    def scan_in_pieces(self, inputs, state, step):
+        """The scan, with step(S) in the place of S whenever the number of tokens read is a multiple
+        of CLEAN_UP_EVERY.
         """
-        start = int(torch.randint(CLEAN_UP_EVERY, ())) if self.training else 0
-        S, read = state if state is not None else (None, start)
-        first, length = CLEAN_UP_EVERY - read % CLEAN_UP_EVERY, inputs[0].shape[2]
+        S, read = state
+        first, length, outs = CLEAN_UP_EVERY - read % CLEAN_UP_EVERY, inputs[0].shape[2], []
         cuts = list(range(first, length, CLEAN_UP_EVERY))
-        outs, met = [], []
         for piece in zip(*[x.tensor_split(cuts, 2) for x in inputs]):
             out, S = self.scan(piece, S)
             outs.append(out)
             read += out.shape[2]
-            if read % CLEAN_UP_EVERY == 0:
-                met.append(S.detach())
-                S = self.clean_up(S) if self.clean_up.acting or not self.training else S
-        if self.training:
-            self.clean_up.loss = self.clean_up.denoising_loss(torch.cat(met)) if met else 0.0
+            S = step(S) if read % CLEAN_UP_EVERY == 0 else S
         return torch.cat(outs, 2), (S, read)
 
 
@@ -161,8 +156,6 @@ class CleanUp(nn.Module):
         self.sharpness = nn.Parameter(torch.ones(heads, 1, 1))
         self.gate = nn.Parameter(torch.zeros(heads, 1, 1))
         self.register_buffer("size", torch.ones(heads, 1, 1))
-        self.acting = False  # in training, that is; otherwise it always acts
-        self.loss = 0.0  # the denoising_loss of the last pass in training
 
     def forward(self, S):
         rows = self.slots @ (S / self.size)
@@ -174,9 +167,8 @@ class CleanUp(nn.Module):
         """How far from S it ends, mean of |S' - S|^2 / c^2 over the walk, sum over heads: S takes
         WALK doses of noise as large as itself, each cleaned up before the next.
 
-        A walk, since what a correction leaves of an error meets the next one; a memory that never
-        saw its own leftovers lets them grow. S has no gradient: the easiest states to clean up are
-        all alike, and a network that learned to make them so would know nothing.
+        A walk, since what a correction leaves of an error meets the next one: a memory that never
+        saw its own leftovers lets them grow.
         Source: denoising autoencoders, Vincent et al. 2008; walkback, Bengio et al. 2013 (arXiv
         1305.6663).
         """
@@ -292,6 +284,28 @@ class LinRNN(LanguageModel):
 
     def forward(self, tokens):
         return self.stream(tokens)[0]
+
+    def denoising_loss(self, tokens):
+        """That of all CleanUps, on the states that these traces pass through, uncorrected: a loss
+        of their weights alone, the network is taken as it is. None if no state falls due.
+
+        The tokens are counted from anywhere: from 0, a state would be met at a few places of the
+        line only, where the reveals of these traces put them.
+        """
+        x, losses = self.embedding(tokens).detach(), []
+        start = int(torch.randint(CLEAN_UP_EVERY, ()))
+        for block in self.blocks:
+            met = []
+            with torch.no_grad():
+                if isinstance(block, MLP):
+                    x = block(x)
+                elif isinstance(block, DeltaBlock):
+                    x, _ = block(x, (None, start), lambda S: met.append(S) or S)
+                else:
+                    x, _ = block(x)
+            if met:
+                losses.append(block.clean_up.denoising_loss(torch.cat(met)))
+        return sum(losses) if losses else None
 
 
 class Transformer(LanguageModel):

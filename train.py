@@ -19,6 +19,10 @@ revealed values. Most tokens of a random program cannot be predicted (a full S5 
 ln 120 = 4.8 nats); the extra weight spares the optimiser much of their noise. --reveal-weight 0
 is plain next-token prediction, see README.
 
+With --codes a memory that takes errors off the state (models.py, CleanUp) learns in the last stage,
+on the same traces, from the states of the mean model: those of the single weights move too fast. It
+leaves the network as it is.
+
 A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps),
 model.pt (weights and all that is needed to go on; replaced atomically). Batches are a function of
 (seed, step): a resumed run continues bit for bit, on the CPU with the same number of threads.
@@ -46,12 +50,12 @@ from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from data import COMMANDS, TASKS, Group, parse_stages, stream
-from models import MODELS, build, choose_device, clean_ups, options_of
+from models import MODELS, CleanUp, build, choose_device, clean_ups, options_of
 
 WARMUP = 50  # steps over which the learning rates rise from 0
 STREAK = 3  # batches in a row that must pass --advance
 LOG_EVERY = 10  # steps
-MEMORY_RATE = 0.02  # of the AdamW for a CleanUp, which must follow states that move
+MEMORY_RATE = 0.02  # of the AdamW for the CleanUps
 TYPICAL_STAGE = 100  # steps, for the estimate of the time left
 
 # Options that do not change the result. All others are the run's config.
@@ -231,18 +235,14 @@ def make_optimizers(model, config):
     directions of a gradient that is mostly noise move as fast as the few large ones.
     """
     outer = {model.embedding.weight, model.head.weight}
-    matrices = [p for p in network(model) if p.ndim == 2 and p not in outer]
-    others = [p for p in network(model) if p.ndim != 2 or p in outer]
-    return [torch.optim.Muon(matrices, lr=config["matrix_lr"], weight_decay=0.01),
-            torch.optim.AdamW(others, lr=config["lr"], betas=(0.9, 0.95), weight_decay=0.01),
-            *[torch.optim.AdamW(memory.parameters(), lr=MEMORY_RATE, betas=(0.9, 0.95),
-                                weight_decay=0) for memory in clean_ups(model)]]
-
-
-def network(model):
-    """The weights of a model but those of its CleanUps."""
-    apart = {p for memory in clean_ups(model) for p in memory.parameters()}
-    return [p for p in model.parameters() if p not in apart]
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p not in outer]
+    memory = [p for module in clean_ups(model) for p in module.parameters()]
+    others = [p for p in model.parameters() if p not in {*matrices, *memory}]
+    optimizers = [torch.optim.Muon(matrices, lr=config["matrix_lr"], weight_decay=0.01),
+                  torch.optim.AdamW(others, lr=config["lr"], betas=(0.9, 0.95), weight_decay=0.01)]
+    if memory:
+        optimizers.append(torch.optim.AdamW(memory, lr=MEMORY_RATE, betas=(0.9, 0.95)))
+    return optimizers
 
 
 def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
@@ -254,17 +254,26 @@ def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
     loss, reveal_loss = losses.mean(), losses[reveals].mean()
     for optimizer in optimizers:
         optimizer.zero_grad()
-    denoising_loss = sum((memory.loss for memory in clean_ups(model)), torch.zeros(()))
-    (loss + reveal_weight * reveal_loss + denoising_loss).backward()
-    gradient_norm = torch.nn.utils.clip_grad_norm_(network(model), 1.0)
+    (loss + reveal_weight * reveal_loss).backward()
+    gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     if not (loss.isfinite() and gradient_norm.isfinite()):
         raise FloatingPointError(f"the loss is {loss.item()}, its gradient {gradient_norm.item()}")
     for optimizer in optimizers:
         optimizer.step()
     accuracy = (logits.argmax(-1) == targets)[reveals].float().mean()
     return {"loss": loss.item(), "reveal_loss": reveal_loss.item(),
-            "denoising_loss": denoising_loss.item(), "reveal_accuracy": accuracy.item(),
-            "gradient_norm": gradient_norm.item()}
+            "reveal_accuracy": accuracy.item(), "gradient_norm": gradient_norm.item()}
+
+
+def memory_step(model, optimizer, inputs):
+    """One update of the CleanUps of a model, on the states that it passes through."""
+    loss = model.denoising_loss(inputs)
+    if loss is None:
+        return {}
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()  # now, or they would count when the next gradient is clipped
+    return {"denoising_loss": loss.item()}
 
 
 def advance(config, progress, accuracy):
@@ -296,6 +305,9 @@ class Run:
         self.optimizers = make_optimizers(self.model, config)
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.average = AveragedModel(self.model)  # the mean of the weights given to it, one by one
+        for name, module in self.model.named_modules():
+            if isinstance(module, CleanUp):  # one for both: it belongs to the mean, and has no mean
+                self.average.module.set_submodule(name, module)
         self.tokens_per_step = [
             self.task.training_batch(1, *stage, stream(0, "valid"))[0].size * config["batch"]
             for stage in config["curriculum"]]
@@ -337,13 +349,12 @@ class Run:
         batch = [torch.from_numpy(array).to(self.device).contiguous() for array in arrays]
         for optimizer, rate in zip(self.optimizers, self.rates):
             optimizer.param_groups[0]["lr"] = rate * min(1.0, (progress["step"] + 1) / WARMUP)
-        last = progress["stage"] == len(config["curriculum"]) - 1
-        for memory in clean_ups(self.model):
-            memory.acting = progress["stage"] > 0  # before, it would do harm: it knows no states yet
-        torch.manual_seed(progress["step"])  # of the noise from which it learns
-        metrics = train_step(self.model, self.optimizers, *batch, config["reveal_weight"])
-        if last:
+        metrics = train_step(self.model, self.optimizers[:2], *batch, config["reveal_weight"])
+        if progress["stage"] == len(config["curriculum"]) - 1:
             self.average.update_parameters(self.model)
+            if clean_ups(self.model):
+                torch.manual_seed(progress["step"])  # of the noise
+                metrics |= memory_step(self.average.module, self.optimizers[2], batch[0])
         if self.task.uncertain:
             same = stream(config["seed"], "train", progress["step"])
             program = self.task.draw(config["batch"], length, spacing, same)

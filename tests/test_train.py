@@ -63,6 +63,22 @@ def test_an_interrupted_and_resumed_run_is_bit_identical(how, options, tmp_path,
     assert steps_logged(tmp_path / "cut") == steps_logged(tmp_path / "whole") == [10, 15]
 
 
+def test_a_memory_learns_in_the_last_stage_from_the_mean_model_and_leaves_the_network_alone(
+        tmp_path, quick):
+    """Bit for bit the weights of the run without it; its loss stands in the log of the last stage,
+    and it is no mean: the checkpoint holds the same one twice."""
+    options = [*SMALL, "--curriculum", "16:2,16:4", "--last-steps", "20"]
+    main([*options, "--out", str(tmp_path / "plain")])
+    main([*options, "--codes", "4", "--out", str(tmp_path / "codes")])
+    plain, codes = weights(tmp_path / "plain"), weights(tmp_path / "codes")
+    memory = {name for name in codes if "clean_up" in name}
+    assert_identical(plain, {name: codes[name] for name in codes if name not in memory})
+    last = torch.load(tmp_path / "codes" / "model.pt", weights_only=True)["resume"]["model"]
+    assert len(memory) == 5 and all(torch.equal(last[name], codes[name]) for name in memory)
+    log = [json.loads(line) for line in (tmp_path / "codes" / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["denoising_loss"] < log[0]["denoising_loss"]
+
+
 def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path, quick):
     """kill -9 loses at most the steps since the last checkpoint, and none of the result."""
     long = [*SMALL, "--last-steps", "60"]
