@@ -106,12 +106,15 @@ class DeltaBlock(nn.Module):
         beta, gamma = strengths.permute(2, 0, 4, 1, 3)
         return q, k, gamma.unsqueeze(-1) * v, self.beta_max * beta
 
-    def forward(self, x, state=None, step=None):
-        inputs, step = self.inputs_of_scan(x), step or (None if self.training else self.clean_up)
-        if step is None:
+    def forward(self, x, state=None, visit=None):
+        """visit: a function that may see and replace S at every CLEAN_UP_EVERY-th token; the
+        CleanUp, if there is one, but in training.
+        """
+        inputs, visit = self.inputs_of_scan(x), visit or (None if self.training else self.clean_up)
+        if visit is None:
             out, state = self.scan(inputs, state)
         else:
-            out, state = self.scan_in_pieces(inputs, state or (None, 0), step)
+            out, state = self.scan_in_pieces(inputs, state or (None, 0), visit)
         return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
 
     def scan(self, inputs, S):
@@ -120,9 +123,9 @@ class DeltaBlock(nn.Module):
             return delta_rule_chunked(q, k.squeeze(-2), v.squeeze(-2), beta.squeeze(-1), S)
         return delta_product(q, k, v, beta, S)
 
-    def scan_in_pieces(self, inputs, state, step):
-        """The scan, with step(S) in the place of S whenever the number of tokens read is a multiple
-        of CLEAN_UP_EVERY.
+    def scan_in_pieces(self, inputs, state, visit):
+        """The scan, with visit(S) in the place of S whenever the number of tokens read is a
+        multiple of CLEAN_UP_EVERY. State: S and this number.
         """
         S, read = state
         first, length, outs = CLEAN_UP_EVERY - read % CLEAN_UP_EVERY, inputs[0].shape[2], []
@@ -131,7 +134,7 @@ class DeltaBlock(nn.Module):
             out, S = self.scan(piece, S)
             outs.append(out)
             read += out.shape[2]
-            S = step(S) if read % CLEAN_UP_EVERY == 0 else S
+            S = visit(S) if read % CLEAN_UP_EVERY == 0 else S
         return torch.cat(outs, 2), (S, read)
 
 

@@ -90,6 +90,19 @@ def test_what_is_said_of_snapping_and_extraction_is_what_results_recorded():
     assert f"at most {reach:.0%} of the way" in " ".join(README.split())
 
 
+def test_what_is_said_of_the_memory_is_what_results_recorded():
+    """Five seeds with every reveal right at 8,192 commands; end to end two of five."""
+    runs = [(run["seed"], "--last-steps" in run["command"], at(run, 8192, 1024))
+            for run in RECORDS if "--codes" in run["command"]]
+    apart = {seed: row for seed, together, row in runs if not together}
+    assert sorted(apart) == [0, 1, 2, 3, 4]
+    assert all(row["every"] == 1 and row["traces"] == 64 for row in apart.values())
+    together = {seed: row["all"] for seed, together, row in runs if together}
+    assert sorted(together) == [0, 1, 2, 3, 4]
+    assert [seed for seed in together if together[seed] == 1] == [0, 3]
+    assert f"seed 2 answers {together[2]:.1%}" in " ".join(README.split())
+
+
 def test_records_name_no_machine_and_a_committed_state():
     """A command is one that a reader can repeat; a result from edited files would be none."""
     for run in RECORDS:

@@ -64,14 +64,19 @@ def test_an_interrupted_and_resumed_run_is_bit_identical(how, options, tmp_path,
 
 
 def test_a_memory_learns_in_the_last_stage_from_the_mean_model_and_leaves_the_network_alone(
-        tmp_path, quick):
-    """Bit for bit the weights of the run without it; its loss stands in the log of the last stage,
-    and it is no mean: the checkpoint holds the same one twice."""
+        tmp_path, quick, monkeypatch):
+    """Bit for bit the weights of the run without it; its states are those of the model that is
+    saved; its loss falls; and it is no mean: the checkpoint holds the same one twice."""
     options = [*SMALL, "--curriculum", "16:2,16:4", "--last-steps", "20"]
+    real_step, models = train.memory_step, []
+    monkeypatch.setattr(train, "memory_step",
+                        lambda model, *args: models.append(model) or real_step(model, *args))
     main([*options, "--out", str(tmp_path / "plain")])
     main([*options, "--codes", "4", "--out", str(tmp_path / "codes")])
     plain, codes = weights(tmp_path / "plain"), weights(tmp_path / "codes")
     memory = {name for name in codes if "clean_up" in name}
+    assert len(models) == 20
+    assert_identical(models[-1].state_dict(), codes)
     assert_identical(plain, {name: codes[name] for name in codes if name not in memory})
     last = torch.load(tmp_path / "codes" / "model.pt", weights_only=True)["resume"]["model"]
     assert len(memory) == 5 and all(torch.equal(last[name], codes[name]) for name in memory)
