@@ -1,7 +1,14 @@
-"""The modules under test lie one folder up; nothing is installed."""
+"""What all tests share. The modules under test lie one folder up; nothing is installed."""
 
+import code
+import contextlib
+import io
+import os
 import sys
 from pathlib import Path
+
+if "CUDA_TESTS" not in os.environ:  # bits and tolerances of the other tests are those of a CPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 import torch
@@ -10,16 +17,31 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)  # the tensors of the tests are small: a second thread would mostly wait
 
+# A run that is over in a second. It learns nothing.
+SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --advance -1 "
+         "--last-steps 3 --test-lengths 4:2 --traces 4 --device cpu").split()
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="with a CUDA device: "
+                                "CUDA_TESTS=1 python -m pytest tests -k cuda")
+
 
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """The folder of such a run, for tests that only read it."""
+    import train
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    train.main([*SMALL, "--out", str(folder)])
+    return folder
+
+
 @pytest.fixture
 def refused(capsys):
-    """Runs a main(argv) that must refuse: exit code 2, nothing but one clear line and the usage
-    on stderr."""
+    """Runs a main(argv) that must refuse: exit code 2, and only the usage and one line to read."""
     def run(main, argv, *words):
         with pytest.raises(SystemExit) as stop:
             main([str(word) for word in argv])
@@ -29,3 +51,21 @@ def refused(capsys):
         for word in words:
             assert word in message, message
     return run
+
+
+def session(lines):
+    """What an interactive Python shows: each line after its prompt, then what it prints."""
+    interpreter, shown, source = code.InteractiveInterpreter(), "", ""
+    for line in lines:
+        shown += f"{'... ' if source else '>>> '}{line}\n"
+        # An `if` goes on until an empty line, any other statement ends at once.
+        source += f"{line}\n" if source or line.startswith("if") else line
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            unfinished = interpreter.runsource(source.removesuffix("\n") if line else source)
+        shown, source = shown + out.getvalue(), source if unfinished else ""
+    return shown
+
+
+def typed_lines(text):
+    """What the user types in a trace: the lines after a prompt."""
+    return [line[4:] for line in text.splitlines() if line[:4] in (">>> ", "... ")]

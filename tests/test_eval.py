@@ -1,199 +1,178 @@
-"""The table and the certificate measure what they say: on an oracle that knows Python, and on
-broken ones."""
+"""The table and the certificate measure what they say: on an oracle that knows Python, and less."""
 
+import io
 import json
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from data import Group, ReplTask, WordTask
-from eval import evaluate, evaluate_and_print, exhaustive, main, predict, shortest_words, wilson
-from models import build
+from conftest import ROOT, session
+from data import Batch, Group, ReplTask
+from eval import evaluate, exhaustive, interact, log_probabilities, main, shortest_words, wilson
+from models import MODELS, build
 
 
-class Interpreter(torch.nn.Module):
-    """Not a network: executes the text it is given, and answers with the variable asked for, as
-    one-hot logits.
+class Interpreter:
+    """Not a network: executes the text it is given, and answers with the variable asked for.
+    ignores(variables, line, count): True for a command, the count-th line, not to be executed."""
 
-    ignores(state, line, count): True for a command, the count-th line, that it should not execute.
-    """
-
-    def __init__(self, task, ignores=lambda state, line, count: False):
-        super().__init__()
+    def __init__(self, task, ignores=lambda variables, line, count: False):
         self.task, self.ignores = task, ignores
 
-    def forward(self, tokens):
+    def stream(self, tokens, state=None):
         logits = torch.zeros(*tokens.shape, len(self.task.vocab))
         for row, ids in enumerate(tokens.tolist()):
-            state, count, line = {}, 0, ""
+            variables, count, line = {}, 0, ""
             for t, token in enumerate(ids):
                 line += self.task.vocab[token]
                 if line.endswith("\n"):
                     if line.startswith(">>> ") and "print" not in line:
                         count += 1
-                        if not self.ignores(state, line[4:-1], count):
-                            exec(line[4:], {}, state)
+                        if not self.ignores(variables, line[4:-1], count):
+                            exec(line[4:], {}, variables)
                     line = ""
                 elif line.endswith(" ") and not line.startswith(">>>"):
-                    logits[row, t, self.task.encode(str(state[line[0]]))[0]] = 1
-        return logits
-
-
-def test_a_perfect_model_scores_perfectly():
-    task = ReplTask(Group("S4"))
-    row = evaluate(Interpreter(task), task, 8, 2, traces=20)
-    assert row["all"] == row["final"] == row["every"] == 1 and row["by_position"] == [1] * 4
-    assert row["chance"] == 0.25 and row["every_low"] < 0.9 and row["every_high"] > 0.999
+                    logits[row, t, self.task.encode(str(variables[line[0]]))[0]] = 1
+        return logits, None
 
 
 def test_a_model_that_stops_tracking_is_right_up_to_there_and_at_chance_beyond():
-    """Executing the four initial lines and four commands only: perfect at two reveals, chance at
-    the other two, never all right."""
+    """A perfect model scores perfectly. One that executes four commands only is right at two
+    reveals, at chance at the other two, never at all four. The same arguments, the same numbers."""
     task = ReplTask(Group("S4"))
-    broken = Interpreter(task, lambda state, line, count: count > 4 + 4)
-    row = evaluate(broken, task, 8, 2, traces=300)
+    row = evaluate(Interpreter(task), task, 8, 2, traces=20)
+    assert row["all"] == row["final"] == row["perfect"] == 1 and row["by_position"] == [1] * 4
+    assert row["chance"] == 0.25 and row["reveals"] == 80 and "bayes" not in row
+    broken = Interpreter(task, lambda variables, line, count: count > 4 + 4)
+    row, again, other = (evaluate(broken, task, 8, 2, 300, seed) for seed in (0, 0, 1))
     first, second, third, last = row["by_position"]
     assert first == second == 1 and abs(third - 0.25) < 0.1 and abs(last - 0.25) < 0.1
-    assert row["final"] == last and row["every"] < 0.2
-    assert abs(row["all"] - np.mean(row["by_position"])) < 1e-12
+    assert row["final"] == last and row["perfect"] < 0.2
+    assert abs(row["all"] - np.mean(row["by_position"])) < 1e-12 and row == again != other
 
 
-@pytest.mark.parametrize("name, commands, pairs", [("S3", "full", 36), ("D4", "full", 64),
-                                                   ("S4", "swap", 24 * 6)])
-def test_the_certificate_of_a_perfect_model_is_complete(name, commands, pairs):
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_are_those_of_the_whole_trace_at_the_marked_places(name, monkeypatch):
+    """Pieces of 7 tokens, other places in each trace: rows in the order of traces and of time."""
+    monkeypatch.setattr("eval.TOKENS_AT_ONCE", 21)
+    model, rng = build(name, 22).double(), np.random.default_rng(0)
+    tokens, marks = rng.integers(22, size=(3, 50)), np.zeros((3, 50), bool)
+    for row in marks:
+        row[rng.permutation(50)[:4]] = True
+    whole = model(torch.from_numpy(tokens)).detach().log_softmax(-1).numpy()
+    ours = log_probabilities(model, tokens, marks)
+    assert ours.shape == (3, 4, 22) and ours.dtype == np.float64
+    assert np.abs(ours.reshape(12, 22) - whole[marks]).max() < 1e-10
+
+
+def test_where_the_best_prediction_is_known_the_distance_to_it_is_measured():
+    """bayes, kl and excess against plain loops; a probability of 0 adds nothing to kl."""
+    best = np.array([[[0.5, 0.5, 0.0], [0.2, 0.1, 0.7]], [[1.0, 0.0, 0.0], [0.0, 0.9, 0.1]]])
+    answers, q = np.array([[1, 2], [0, 1]]), [0.1, 0.6, 0.3]
+    batch = Batch(np.zeros((2, 2), int), answers, np.ones((2, 2), bool), best)
+    logits = torch.tensor(q, dtype=torch.float64).log().expand(2, 2, 3)
+    task = SimpleNamespace(chance=1 / 3, test_batch=lambda *_: batch)
+    row = evaluate(SimpleNamespace(stream=lambda *_: (logits, None)), task, 2, 1, traces=2)
+    kl = [[sum(p * math.log(p / r) for p, r in zip(ps, q) if p > 0) for ps in trace]
+          for trace in best]
+    excess = [math.log(best[at][answers[at]] / q[answers[at]]) for at in np.ndindex(2, 2)]
+    assert np.allclose([row["bayes"], row["kl"], row["excess"], *row["kl_by_position"]],
+                       [3.1 / 4, np.mean(kl), np.mean(excess), *np.mean(kl, 0)], rtol=0, atol=1e-12)
+
+
+def test_the_interval_is_that_of_wilson_as_published():
+    assert np.allclose([wilson(0, 10), wilson(5, 10), wilson(10, 10)],
+                       [(0, 0.2775), (0.2366, 0.7634), (0.7225, 1)], atol=1e-4)
+
+
+@pytest.mark.parametrize("name, commands, pairs, longest", [
+    ("S3", "full", 36, 1), ("D4", "full", 64, 1), ("S4", "swap", 24 * 6, 3)])
+def test_the_certificate_of_a_perfect_model_is_complete(name, commands, pairs, longest):
+    """States are reached in the fewest commands: a permutation with c cycles by n - c swaps."""
     task = ReplTask(Group(name), commands)
     assert exhaustive(Interpreter(task), task) == (pairs, [])
+    assert max(map(len, shortest_words(task.group, task.alphabet).values())) == longest
 
 
 def test_the_certificate_finds_the_one_broken_transition():
     """A model that ignores one command in one state: one pair fails, and it is named."""
     task = ReplTask(Group("S3"))
     one = (2, 3, 1, "a, b, c = b, a, c")
-    broken = Interpreter(task, lambda state, line, count: (*state.values(), line) == one)
+    broken = Interpreter(task, lambda variables, line, _: (*variables.values(), line) == one)
     pairs, failures = exhaustive(broken, task)
     (state, command, expected, answers), = failures
-    assert pairs == 36 and state.tolist() == [1, 2, 0] and command.tolist() == [1, 0, 2]
-    assert expected.tolist() == [2, 1, 0] and [task.vocab[i] for i in answers] == ["2", "3", "1"]
+    assert pairs == 36 and state.tolist() == [2, 3, 1] and command.tolist() == [2, 1, 3]
+    assert expected.tolist() == [3, 2, 1] and task.decode(answers) == "231"
 
 
-def test_shortest_words_reach_every_element_in_the_fewest_commands():
-    """A product of swaps needs degree - cycles of them; a word, executed, is its element."""
-    group = Group("S4")
-    words = shortest_words(group, group.transpositions)
-    assert sorted(words) == list(range(24))
-    for number, word in words.items():
-        state, element, seen, cycles = list(range(4)), group.elements[number], set(), 0
-        for command in word:
-            state = [state[i] for i in command]
-        assert state == element.tolist()
-        for start in range(4):
-            cycles += start not in seen
-            while start not in seen:
-                seen.add(start)
-                start = int(element[start])
-        assert len(word) == 4 - cycles
+TYPED = {  # and whether it is a line of a trace
+    "full": {"print('b', b)": True, "a, b, c = c, a, b": True, "a, c, b = a, b, c": False,
+             "print('c', c)": True, "a, b, c = b, a, c": True, "import os": False,
+             "a, b, c = c, a, a": False, "print('b', a)": False, "print('a', a)": True},
+    "swap": {"a, c = c, a": True, "b, a = a, b": False, "print('c', c)": True, "a = b": False,
+             "b, c = c, b": True, "a, b, c = c, a, b": False, "print('b', b)": True}}
 
 
-def test_predictions_do_not_depend_on_the_piece_size(monkeypatch):
-    """Streaming in pieces of 7 tokens gives the whole model's predictions."""
-    for name in ("linrnn", "lstm"):
-        model, tokens = build(name, 22), torch.randint(22, (3, 50))
-        monkeypatch.setattr("eval.PIECE", 7)
-        with torch.no_grad():
-            assert (predict(model, tokens) == model(tokens).argmax(-1)).all()
-
-
-def test_an_evaluation_set_is_a_function_of_its_arguments():
-    """Same arguments, same numbers; another seed, other traces."""
-    task = ReplTask(Group("S5"))
-    model = Interpreter(task, lambda state, line, count: count % 7 == 0)
-    first, again, other = (evaluate(model, task, 8, 1, traces=32, seed=seed) for seed in (0, 0, 1))
-    assert first == again != other
-
-
-@pytest.mark.parametrize("uncertain", [0.0, 0.5])
-def test_held_out_pairs_are_those_evaluated_with_coins_too(uncertain, monkeypatch):
-    """Every pair of consecutive commands is a held-out one, where the filter is asked as well."""
-    task, drawn = ReplTask(Group("S3"), "full", uncertain, hold_out=0.5), []
-
-    def look(*program):
-        drawn.append(task.group.index(program[0]))
-        return ReplTask.write(task, *program)
-
-    monkeypatch.setattr(task, "write", look)
-    for share in (None, 0.0):
-        evaluate(build("lstm", len(task.vocab)), task, 8, 2, traces=4, share=share)
-        a, b = task.pairs.a[drawn[-1][:, :-1]], task.pairs.b[drawn[-1][:, 1:]]
-        assert ((a + b) % 6 < task.pairs.cut).all()
-
-
-def test_wilson_interval():
-    """Against the published worked values: 0 of 10, 5 of 10 and 10 of 10 at 95%."""
-    assert np.allclose([wilson(0, 10), wilson(5, 10), wilson(10, 10)],
-                       [(0, 0.2775), (0.2366, 0.7634), (0.7225, 1)], atol=1e-4)
-
-
-def test_words_are_evaluated_too(capsys):
-    task = WordTask(Group("S3"))
-    rows = evaluate_and_print(build("linrnn", 6), task, [(8, 1), (16, 1)], traces=8)
-    assert [row["reveals"] for row in rows] == [64, 128] and rows[0]["chance"] == 1 / 6
-    assert "(16,1)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("option", [["--uncertain", "0"], ["--exhaustive"], ["--intervene"],
-                                    ["--extract"], ["--snap", "auto"]])
-def test_what_needs_repl_traces_is_refused_before_words_are_evaluated(
-        option, tmp_path, monkeypatch, refused):
-    import train
-    monkeypatch.setattr("eval.evaluate_and_print", lambda *_, **__: [])
-    train.main(["--group", "S3", "--format", "word", "--curriculum", "2:1", "--d-model", "8",
-                "--heads", "1", "--last-steps", "1", "--batch", "2", "--out", str(tmp_path)])
-    monkeypatch.setattr("eval.evaluate_and_print", None)
-    refused(main, [tmp_path, *option], option[0], "trained on words")
-
-
-@pytest.fixture
-def run(tmp_path):
-    from train import main as train
-    train(["--group", "S3", "--curriculum", "2:1", "--d-model", "8", "--heads", "1",
-           "--last-steps", "1", "--batch", "2", "--test-lengths", "2:1", "--traces", "2",
-           "--out", str(tmp_path / "run")])
-    return tmp_path / "run"
-
-
-def test_the_command_line_prints_table_figure_json_and_certificate(run, capsys):
-    figure = run / "new" / "figure.png"
-    main([str(run), "--lengths", "4:2,8:4", "--traces", "8", "--plot", str(figure), "--json",
-          "--exhaustive"])
+@pytest.mark.parametrize("commands", TYPED)
+def test_a_session_answers_beside_python_and_helps_with_the_rest(commands, capsys, monkeypatch):
+    """Beside each answer stand the value of a real interpreter and the commands so far. The
+    probability is that of the session, without what was refused, read at once."""
+    task = ReplTask(Group("S3"), commands)
+    model = build("linrnn", len(task.vocab))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TYPED[commands])))
+    interact(model, task)
     shown = capsys.readouterr().out
-    numbers = json.loads(shown.splitlines()[-1])
-    assert [row["length"] for row in numbers["results"]] == [4, 8]
-    assert numbers["exhaustive"]["pairs"] == 36
-    assert "of 36 (state, command) pairs right" in shown and "accuracy by reveal position" in shown
+    lines, count = ["a = 1", "b = 2", "c = 3"], 0
+    for line in [line for line, legal in TYPED[commands].items() if legal]:
+        lines.append(line)
+        if "print" not in line:
+            count += 1
+            continue
+        *read, value, _ = session(lines)
+        p, token = model(torch.tensor([task.encode("".join(read))]))[0, -1].softmax(-1).max(-1)
+        assert (f"{line[7]} {task.vocab[token]}    (probability {p:.1%}; Python: {value}; {count} "
+                "commands" in shown)
+    assert shown.count("type a command such as ") == [*TYPED[commands].values()].count(False)
+
+
+def test_a_session_runs_through_a_pipe_and_ends_with_it(small_run):
+    process = subprocess.run(
+        [sys.executable, "eval.py", small_run, "--interactive", "--device", "cpu"], cwd=ROOT,
+        input="a, b, c = c, a, b\nprint('b', b)\n", text=True, capture_output=True)
+    assert process.returncode == 0 and "Traceback" not in process.stderr
+    assert "Python: 1; 1 command" in process.stdout
+
+
+def test_the_command_line_prints_table_figure_json_certificate_and_record(
+        small_run, tmp_path, capsys):
+    figure, record = tmp_path / "figure.png", tmp_path / "record.jsonl"
+    main([str(small_run), "--lengths", "4:2,8:4", "--traces", "8", "--device", "cpu", "--plot",
+          str(figure), "--json", "--exhaustive", "--record", str(record)])
+    shown = capsys.readouterr().out
+    numbers, line = json.loads(shown.splitlines()[-1]), json.loads(record.read_text())
+    assert [row["length"] for row in numbers["results"]] == [4, 8] and "(8,4)" in shown
+    assert numbers["exhaustive"]["pairs"] == 36 and "of 36 (state, command) pairs right" in shown
     assert figure.read_bytes()[:4] == b"\x89PNG"
+    assert line["results"] == numbers["results"] and line["torch"] == torch.__version__
+    assert line["command"].startswith("python eval.py ") and line["seed"] == 0
 
 
-def test_ctrl_c_ends_without_a_traceback(run, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("eval.predict", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        main([str(run), "--lengths", "4:2"])
-    assert stop.value.code == 130
-
-
-def test_bad_input_gets_one_line_and_exit_code_2(run, refused):
-    refused(main, [run / "nothing"], "no run in")
-    refused(main, [run, "--lengths", "10:4"], "multiple of the spacing")
-    refused(main, [run, "--traces", "0"], "--traces")
-    refused(main, [run, "--device", "tpu"], "tpu is not there")
-    refused(main, [run, "--plot", run / "figure.xyz"], "xyz")
-    refused(main, [run, "--plot", run / "model.pt" / "figure.png"], "model.pt")
-    refused(main, [run, "--record", run], "is a folder")
-    refused(main, [run, "--snap-every", "2"], "--snap-every needs --snap")
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "group": "S4"}))
-    refused(main, [run], "another run", "group S3 against S4")
-    (run / "config.json").write_text("{")
-    refused(main, [run], "cannot be read")
+def test_bad_input_gets_one_line_and_exit_code_2_and_ctrl_c_none(
+        small_run, tmp_path, refused, monkeypatch):
+    for words, *expected in [
+            ([tmp_path / "nothing"], "model.pt", "missing"),
+            ([small_run, "--lengths", "10:4"], "multiple of the spacing"),
+            ([small_run, "--traces", "0"], "--traces"), ([small_run, "--seed", "-1"], "--seed"),
+            ([small_run, "--device", "tpu"], "tpu is not there"),
+            ([small_run, "--plot", tmp_path / "figure.xyz"], "xyz"),
+            ([small_run, "--plot", small_run / "model.pt" / "figure.png"], "model.pt"),
+            ([small_run, "--record", tmp_path], str(tmp_path))]:
+        refused(main, words, *expected)
+    monkeypatch.setattr("eval.evaluate", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="130"):
+        main([str(small_run), "--lengths", "4:2"])
