@@ -177,7 +177,7 @@ class LSTMBlock(nn.Module):
 # --- The frame ------------------------------------------------------------------------------------
 
 class LanguageModel(nn.Module):
-    """The frame. make_mixer() returns a block with forward(x, state) -> (x, state)."""
+    """The frame. make_mixer() makes a block of its own. conv_width 1 leaves out the local block."""
 
     def __init__(self, vocab_size, d_model, layers, conv_width, make_mixer):
         super().__init__()
@@ -185,7 +185,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.norm = nn.RMSNorm(d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
-        self.blocks = nn.ModuleList([LocalBlock(d_model, conv_width)])
+        self.blocks = nn.ModuleList([LocalBlock(d_model, conv_width)] if conv_width > 1 else [])
         for _ in range(layers):
             self.blocks += [make_mixer(), MLP(d_model)]
 

@@ -7,14 +7,13 @@ run that does not get through the earlier stages within --max-steps ends there. 
 the steps of every stage instead, to give several models the same traces. Where a task knows the
 best prediction there is (Batch.best), --advance is a share of the accuracy of that prediction.
 
-The learning rates do not decay. The model that is saved and evaluated is instead the mean of the
-weights of all steps of the last stage (stochastic weight averaging, Izmailov et al. 2018, arXiv
-1803.05407). The single weights on the way are far worse.
+The learning rates do not decay. The model that is evaluated is a mean of weights (stochastic weight
+averaging, Izmailov et al. 2018, arXiv 1803.05407): of all steps of the last stage since it, too,
+was learned to --advance. A run that does not learn it keeps its last weights.
 
 The loss is the mean cross-entropy of every next token, plus --reveal-weight times that of the
 revealed values. Most tokens of a random program cannot be predicted (a full S5 command carries
-ln 120 = 4.8 nats), and the extra weight spares the optimiser much of their noise. --reveal-weight 0
-is plain next-token prediction.
+ln 120 = 4.8 nats), and the extra weight spares the optimiser much of their noise.
 
 A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps) and
 model.pt (the weights, and all that --resume needs). Batches are a function of (seed, step), so a
@@ -68,9 +67,10 @@ def make_parser():
     add("--stage-steps", metavar="N,N,...", help="the steps of each stage, whatever the accuracy "
         "(in place of the three options above)")
     add("--batch", type=positive, default=16, help="traces per step")
-    add("--lr", type=positive_float, default=4e-3, help="peak learning rate of AdamW")
-    add("--matrix-lr", type=positive_float, default=0.02, help="peak learning rate of Muon")
-    add("--reveal-weight", type=float, default=1.0, help="extra weight of revealed values")
+    add("--optimizer", default="muon", choices=["muon", "adamw"], help="of the hidden matrices")
+    add("--matrix-lr", type=positive_float, default=0.02, help="its peak learning rate")
+    add("--lr", type=positive_float, default=4e-3, help="peak learning rate of all other weights")
+    add("--reveal-weight", type=float, default=1.0, help="extra, in the loss (0: none)")
     add("--seed", type=int, default=0, help="of the initial weights and of all traces")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--out", help="run folder (default: runs/ and a name made of the options)")
@@ -93,7 +93,7 @@ def positive_float(text):
 
 
 def config_of(args):
-    """The options that determine the result, in full. Refuses those that do not fit together."""
+    """The options that determine the result, in full, and the task. Raises: ValueError."""
     config = {name: value for name, value in vars(args).items() if name not in OUTER_OPTIONS}
     if args.seed < 0 or args.reveal_weight < 0:
         raise ValueError("--seed and --reveal-weight must not be negative; "
@@ -148,16 +148,19 @@ def open_folder(folder, resume, config):
 
 
 def make_optimizers(model, config):
-    """Muon (Jordan et al. 2024) for the matrices between embedding and head, AdamW for the rest.
+    """One for the matrices between embedding and head, and AdamW for all other weights.
 
-    Muon replaces the update of a matrix by the nearest orthogonal one. So the many small directions
-    of a gradient that is mostly noise move as fast as the few large ones.
+    Muon (Jordan et al. 2024) replaces the update of a matrix by the nearest orthogonal one. So the
+    many small directions of a noisy gradient move as fast as the few large ones.
     """
     outer = {model.embedding.weight, model.head.weight}
     matrices = [p for p in model.parameters() if p.ndim == 2 and p not in outer]
     others = [p for p in model.parameters() if p.ndim != 2 or p in outer]
-    return [torch.optim.Muon(matrices, lr=config["matrix_lr"], weight_decay=0.01),
-            torch.optim.AdamW(others, lr=config["lr"], betas=(0.9, 0.95), weight_decay=0.01)]
+    adamw = {"betas": (0.9, 0.95), "weight_decay": 0.01}
+    hidden = torch.optim.AdamW(matrices, lr=config["matrix_lr"], **adamw)
+    if config["optimizer"] == "muon":
+        hidden = torch.optim.Muon(matrices, lr=config["matrix_lr"], weight_decay=0.01)
+    return [hidden, torch.optim.AdamW(others, lr=config["lr"], **adamw)]
 
 
 def train_step(model, optimizers, inputs, targets, reveals, reveal_weight):
@@ -209,11 +212,11 @@ class Run:
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.average = AveragedModel(self.model)  # the mean of the weights given to it, one by one
         self.progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0,
-                         "seconds": 0.0, "finished": False}
+                         "tokens": 0, "seconds": 0.0, "finished": False}
 
     @property
     def result(self):
-        """The model to evaluate: the average, once there is one."""
+        """The model to evaluate: the mean, once there is one."""
         return self.average.module if self.average.n_averaged else self.model
 
     def save(self):
@@ -247,15 +250,16 @@ class Run:
         for optimizer, rate in zip(self.optimizers, self.rates):
             optimizer.param_groups[0]["lr"] = rate * min(1.0, (progress["step"] + 1) / WARMUP)
         metrics = train_step(self.model, self.optimizers, *tensors, config["reveal_weight"])
-        if progress["stage"] == len(config["curriculum"]) - 1:
-            self.average.update_parameters(self.model)
         if batch.best is not None:
             metrics["bayes_accuracy"] = batch.best.max(-1).mean()
+        last = progress["stage"] == len(config["curriculum"]) - 1
         advance(config, progress, metrics["reveal_accuracy"] / metrics.get("bayes_accuracy", 1.0))
-        seconds = time.perf_counter() - start
-        progress["seconds"] += seconds
+        if last and (progress["streak"] >= STREAK or self.average.n_averaged):
+            self.average.update_parameters(self.model)
+        progress["tokens"] += tensors[0].numel()
+        progress["seconds"] += time.perf_counter() - start
         return {"step": progress["step"], "length": length, "spacing": spacing, **metrics,
-                "tokens_per_second": tensors[0].numel() / seconds, "seconds": progress["seconds"]}
+                "tokens": progress["tokens"], "seconds": progress["seconds"]}
 
     def train(self, save_every, interrupted):
         """The loop: until the run is finished, or interrupted() says to stop; saves either way."""
@@ -306,9 +310,8 @@ def main(argv=None, parser=None):
     try:
         run.train(args.save_every, lambda: signals)
     except FloatingPointError as error:
-        parser.error(f"{error} at step {run.progress['step'] + 1}; the checkpoint in {folder} "
-                     f"is the last good one. Try smaller rates than --lr {config['lr']} "
-                     f"--matrix-lr {config['matrix_lr']}")
+        parser.error(f"{error} at step {run.progress['step'] + 1}; the checkpoint in {folder} is "
+                     "the last good one. Try smaller rates: --lr, --matrix-lr")
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,0 +1,216 @@
+"""Which mixer learns to track, with what budget, and how far?  One frame, equal caps in tokens.
+
+    python -m experiments.arms rates lstm          # the grid of rates of one arm
+    python -m experiments.arms run lstm --seed 0   # one arm to its plateau, with its curve
+    python -m experiments.arms ladder              # diagonal transitions, in word format
+
+The frame, the traces, the batch, the curriculum and its rule (a stage is left after three batches
+with 97% of the reveals right) are the same for all arms. The optimiser and its rates are each arm's
+own. They are chosen among two optimisers and a grid of rates on seed 100: the ones with which the
+stage (2,1) is passed with the fewest tokens. If none passes it within the cap, the ones with the
+most reveals right at the end. An arm that is not through the curriculum when its tokens are spent
+is evaluated with the weights that it has.
+
+Diagonal transitions: h <- a h + b, element by element, with a in [-1, 1] or in [0, 1] computed from
+the input, as in Mamba or S4D with real eigenvalues. Diagonal matrices commute. So such a layer can
+count a parity (S2), if a may be -1, and cannot hold a group whose elements do not commute (S3).
+
+Sources: Grazzi et al. 2025 (arXiv 2411.12537), theorem 1 (parity needs a negative eigenvalue);
+Merrill et al. 2024 (arXiv 2404.08819), theorem 4.2 (diagonal transitions and non-solvable groups).
+"""
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import train
+from data import parse_stages
+from eval import append_record, evaluate_and_print
+from models import MODELS, LanguageModel
+
+RESULTS = Path(__file__).parent / "results"
+GRID = {"adamw": [(rate, rate) for rate in (5e-4, 1e-3, 2e-3, 4e-3)],
+        "muon": [(rate, 5 * rate) for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)]}  # (lr, matrix lr)
+ARMS = {  # the options of train.py that make an arm: its mixer, and the rates that the rule chose
+    "linrnn": "--model linrnn",
+    "linrnn-beta1": "--model linrnn --beta-max 1",
+    "lstm": "--model lstm",
+    "transformer": "--model transformer",
+}
+RATES = {"linrnn": "", "linrnn-beta1": "", "lstm": "", "transformer": ""}
+LENGTHS = "2:1,8:1,16:2,64:8,128:16"
+
+
+# --- A mixer with diagonal transitions ------------------------------------------------------------
+
+def diagonal_scan(a, b, state):
+    """h_t = a_t h_{t-1} + b_t for every t at once, element by element.
+
+    A pair (a, b) is the map h -> a h + b. First (a_1, b_1), then (a_2, b_2) is the pair
+    (a_2 a_1, a_2 b_1 + b_2). After round r each pair spans 2^r tokens.
+    Shapes: a, b [B, T, D]; state [B, D] -> [B, T, D].  Source: Hillis and Steele 1986.
+    """
+    span = 1
+    while span < a.shape[1]:
+        b = torch.cat([b[:, :span], b[:, span:] + a[:, span:] * b[:, :-span]], 1)
+        a = torch.cat([a[:, :span], a[:, span:] * a[:, :-span]], 1)
+        span *= 2
+    return b + a * state.unsqueeze(1)
+
+
+class DiagonalBlock(nn.Module):
+    """h <- a h + b, a = smallest + (1 - smallest) hardsigmoid(.), then x + W (norm(h) gelu(gate)).
+
+    State: h, [B, D].
+    """
+
+    def __init__(self, d_model, smallest):
+        super().__init__()
+        self.smallest = smallest
+        self.norm = nn.RMSNorm(d_model)
+        self.project = nn.Linear(d_model, 3 * d_model)
+        self.out_norm = nn.RMSNorm(d_model)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x, state=None):
+        a, b, gate = self.project(self.norm(x)).chunk(3, -1)
+        a = self.smallest + (1 - self.smallest) * F.hardsigmoid(a)
+        state = torch.zeros_like(x[:, 0]) if state is None else state
+        h = diagonal_scan(a, b, state)
+        return x + self.out(self.out_norm(h) * F.gelu(gate)), h[:, -1]
+
+
+class DiagonalRNN(LanguageModel):
+    """Diagonal transitions as mixer. smallest: the least eigenvalue, -1 or 0."""
+
+    def __init__(self, vocab_size, d_model=64, layers=1, smallest=-1.0, conv_width=8):
+        if not -1 <= smallest < 1:
+            raise ValueError(f"smallest must lie in [-1, 1); got {smallest}")
+        super().__init__(vocab_size, d_model, layers, conv_width,
+                         lambda: DiagonalBlock(d_model, smallest))
+
+
+MODELS["diagonal"] = DiagonalRNN
+
+
+# --- Training to a plateau ------------------------------------------------------------------------
+
+def learn(options, folder, millions):
+    """Train with these options of train.py until they are done, or so many million tokens are read.
+
+    A folder that holds a part of this run is resumed. Returns the run, and its curve: pieces of
+    50 steps, each [tokens read, length of the stage, share of the reveals right].
+    """
+    parser = train.make_parser()
+    parser.add_argument("--smallest", type=float, help="diagonal: the least eigenvalue")
+    parser.set_defaults(chapter="experiments.arms")
+    args = parser.parse_args([*options, "--out", str(folder)])
+    config, _ = train.config_of(args)
+    there = (folder / "model.pt").exists()
+    checkpoint = train.open_folder(folder, there, config)
+    run = train.Run(config, folder, "cpu")
+    if checkpoint:
+        run.restore(checkpoint)
+    run.train(500, lambda: run.progress["tokens"] >= 1e6 * millions)
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    curve = []
+    for i in range(0, len(rows) - 4, 5):
+        five = rows[i:i + 5]
+        curve.append([five[-1]["tokens"], five[-1]["length"],
+                      round(float(np.mean([row["reveal_accuracy"] for row in five])), 4)])
+    return run, curve
+
+
+def summary(run, curve):
+    """What every record of this chapter holds."""
+    progress = run.progress
+    return {"seed": run.config["seed"], "steps": progress["step"], "tokens": progress["tokens"],
+            "stage_reached": progress["stage"] + 1, "finished": progress["finished"],
+            "minutes": round(progress["seconds"] / 60, 3),
+            "parameters": sum(weight.numel() for weight in run.model.parameters()), "curve": curve}
+
+
+def folder_of(options):
+    return Path("runs") / "arms" / re.sub(r"[^\w.-]+", "_", "_".join(options)).strip("_-")
+
+
+def first_passed(curve):
+    """Tokens until the first stage was left; infinite if it never was."""
+    return next((tokens for tokens, length, _ in curve if length > curve[0][1]), float("inf"))
+
+
+def rates(args):
+    """One arm over the grid. The best of the grid stands last; it should not lie on the edge."""
+    rows = []
+    for optimizer, grid in GRID.items():
+        for lr, matrix_lr in grid:
+            options = [*ARMS[args.arm].split(), "--group", args.group, "--commands", args.commands,
+                       "--optimizer", optimizer, "--lr", str(lr), "--matrix-lr", str(matrix_lr),
+                       "--curriculum", "2:1,8:1", "--last-steps", "1", "--max-steps", "1000000",
+                       "--seed", "100"]
+            run, curve = learn(options, folder_of(options), args.millions)
+            accuracy = float(np.mean([share for _, _, share in curve[-10:]]))
+            row = {"arm": args.arm, "optimizer": optimizer, "lr": lr, "matrix_lr": matrix_lr,
+                   "passed_at": first_passed(curve), "last_accuracy": round(accuracy, 4),
+                   **summary(run, curve)}
+            print({key: value for key, value in row.items() if key != "curve"}, flush=True)
+            rows.append(row)
+            append_record(args.record, args.command, row)
+    best = min(rows, key=lambda row: (row["passed_at"], -row["last_accuracy"]))
+    print("best: --optimizer {optimizer} --lr {lr} --matrix-lr {matrix_lr}".format(**best))
+
+
+def run_arm(args):
+    """One arm and seed through the curriculum, as far as its tokens carry, and its evaluation."""
+    options = [*ARMS[args.arm].split(), *RATES[args.arm].split(), "--group", args.group,
+               "--commands", args.commands, "--max-steps", "1000000", "--seed", str(args.seed)]
+    run, curve = learn(options, folder_of(options), args.millions)
+    results = evaluate_and_print(run.result.eval(), run.task, parse_stages(LENGTHS, run.task), 256)
+    append_record(args.record, args.command,
+                  {"arm": args.arm, "group": args.group, "commands": args.commands,
+                   **summary(run, curve), "results": results})
+
+
+def ladder(args):
+    """Diagonal transitions in word format: parity and S3, three seeds each."""
+    for group in ("S2", "S3"):
+        for name in ("--smallest 0", "--smallest -1"):
+            for seed in range(3):
+                options = ["--model", "diagonal", *name.split(), "--format", "word", "--group",
+                           group, "--batch", "64", "--curriculum", "2:1,4:1,8:1,16:1,32:1,64:1",
+                           "--max-steps", "1000000", "--seed", str(seed)]
+                run, curve = learn(options, folder_of(options), args.millions)
+                results = evaluate_and_print(run.result.eval(), run.task, [(64, 1), (256, 1)], 256)
+                append_record(args.record, args.command,
+                              {"arm": f"diagonal {name}", "group": group, **summary(run, curve),
+                               "results": results})
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="python -m experiments.arms",
+                                     description=__doc__.split("\n")[0])
+    parts = {"rates": rates, "run": run_arm, "ladder": ladder}
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("arm", nargs="?", choices=ARMS, default="linrnn")
+    parser.add_argument("--group", default="S5")
+    parser.add_argument("--commands", default="full", choices=["full", "swap"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--millions", type=float, default=30, help="cap of tokens, in millions")
+    parser.add_argument("--record", metavar="FILE", help="append the numbers as JSON lines")
+    args = parser.parse_args(argv)
+    args.command = f"{parser.prog} {shlex.join(argv)}"
+    args.record = args.record or RESULTS / f"arms_{args.part}.jsonl"
+    parts[args.part](args)
+
+
+if __name__ == "__main__":
+    main()

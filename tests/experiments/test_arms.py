@@ -1,0 +1,67 @@
+"""The diagonal mixer is its recurrence, and a study of an arm says what it measured."""
+
+import json
+
+import pytest
+import torch
+from conftest import SMALL
+from experiments import arms
+from models import build
+
+
+def test_the_diagonal_scan_is_the_loop():
+    """h_t = a_t h_{t-1} + b_t, with a in (-1, 1), from a state that is not zero, for ragged T."""
+    for T in (1, 2, 13, 37):
+        a, b = 2 * torch.rand(3, T, 5).double() - 1, torch.randn(3, T, 5).double()
+        state = start = torch.randn(3, 5).double()
+        ours = arms.diagonal_scan(a, b, start)
+        for t in range(T):
+            state = a[:, t] * state + b[:, t]
+            assert (ours[:, t] - state).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("smallest", [-1.0, 0.0])
+def test_a_stream_in_pieces_is_the_whole_and_no_eigenvalue_is_below_the_smallest(smallest):
+    model = build("diagonal", 7, d_model=12, smallest=smallest).double()
+    tokens = torch.randint(7, (2, 40))
+    state, pieces = None, []
+    for piece in tokens.tensor_split([1, 3, 30], 1):
+        logits, state = model.stream(piece, state)
+        pieces.append(logits)
+    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
+    block, seen = model.blocks[1], []
+    block.project.weight.data *= 100
+    block.project.register_forward_hook(lambda _, __, out: seen.append(out.chunk(3, -1)[0]))
+    model(tokens)
+    a = smallest + (1 - smallest) * torch.nn.functional.hardsigmoid(seen[0])
+    assert a.min() == smallest and a.max() == 1
+
+
+def test_a_cap_ends_a_run_and_a_higher_cap_goes_on_from_there(tmp_path):
+    """The curve counts all tokens that were read; the run in two parts has the steps of one."""
+    options = [word for word in SMALL if word not in ("--advance", "-1")]
+    options += ["--advance", "1.1", "--max-steps", "1000"]
+    steps = []
+    for millions in (0.004, 0.008):
+        run, curve = arms.learn(options, tmp_path / "parts", millions)
+        steps.append(run.progress["step"])
+        assert 1e6 * millions <= run.progress["tokens"] < 1e6 * millions + 200
+        assert not run.progress["finished"] and arms.first_passed(curve) == float("inf")
+    whole, _ = arms.learn(options, tmp_path / "whole", 0.008)
+    assert steps[0] < steps[1] == whole.progress["step"]
+    assert torch.equal(run.model.head.weight, whole.model.head.weight)
+
+
+def test_each_arm_is_run_and_recorded_with_its_curve(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(arms, "LENGTHS", "2:1")
+    for arm in arms.ARMS:
+        arms.main(["run", arm, "--group", "S3", "--millions", "0.01", "--record", "r.jsonl"])
+    lines = [json.loads(line) for line in open("r.jsonl")]
+    assert [line["arm"] for line in lines] == list(arms.ARMS)
+    assert all(line["results"][0]["length"] == 2 and line["tokens"] >= 1e4 for line in lines)
+
+
+def test_a_stage_that_was_passed_is_dated_by_its_tokens():
+    curve = [[100, 2, 0.3], [200, 2, 0.9], [350, 8, 0.4]]
+    assert arms.first_passed(curve) == 350 and arms.first_passed(curve[:2]) == float("inf")
