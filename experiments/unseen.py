@@ -1,0 +1,114 @@
+"""Learned the commands, or learned to read them?  The test has commands that training never shows.
+
+Training traces are made of some of the commands only, test traces of the others only. So every
+command of a test trace is new to the model: its names are known, their order on the right-hand side
+is not. pairs.py holds out less, pairs of commands that are each seen in training.
+
+    python -m experiments.unseen train --seen 60
+    python -m experiments.unseen eval RUN
+    python -m experiments.unseen study          # seen 108, 60, 30, 12; the record of the finding
+
+Next: automata.py.
+"""
+
+import argparse
+import shlex
+from pathlib import Path
+
+import train
+from data import TASKS, Batch, ReplTask, generator
+from eval import append_record, evaluate_and_print, exhaustive, load_run, shortest_words
+from experiments.pairs import eval_run, make_eval_parser, run_part, train_run
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class UnseenTask(ReplTask):
+    """REPL traces: `seen` of the commands in training, all others in the test.
+
+    Which commands are seen depends on the group and on `seen`, not on the seed of a run.
+    Raises: ValueError unless some command is seen and some is not, and the seen ones reach every
+    state of the group.
+    """
+
+    def __init__(self, group, commands="full", seen=108):
+        super().__init__(group, commands)
+        count = len(self.alphabet)
+        if not 0 < seen < count:
+            raise ValueError(f"of the {count} commands at least one must be seen in training and "
+                             f"one not; got {seen}")
+        mixed = self.alphabet[generator(0, "split").permutation(count)]
+        self.seen, self.unseen = mixed[:seen], mixed[seen:]
+        reached = len(shortest_words(group, self.seen))
+        if reached < group.order:
+            raise ValueError(f"the {seen} seen commands reach {reached} of the {group.order} "
+                             f"states of {group.name} only: more must be seen")
+
+    def batch_of(self, alphabet, batch, length, spacing, rng):
+        """A Batch of traces whose commands are uniform over this alphabet."""
+        self.check(length, spacing)
+        commands = alphabet[rng.integers(len(alphabet), size=(batch, length))]
+        asked = rng.integers(self.group.degree, size=(batch, length // spacing))
+        tokens, reveals = self.write(commands, asked)
+        return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])
+
+    def training_batch(self, batch, length, spacing, rng):
+        return self.batch_of(self.seen, batch, length, spacing, rng)
+
+    def test_batch(self, batch, length, spacing, rng):
+        return self.batch_of(self.unseen, batch, length, spacing, rng)
+
+
+TASKS["unseen"] = UnseenTask
+
+
+def make_parser():
+    parser = train.make_parser()
+    parser.add_argument("--seen", type=int, default=108, help="commands that training shows")
+    return parser
+
+
+def train_unseen(argv):
+    train_run("experiments.unseen", "unseen", make_parser(), argv)
+
+
+def eval_unseen(argv):
+    eval_run("unseen", make_eval_parser("experiments.unseen"), argv)
+
+
+def study(argv):
+    """Trains every cell, reads it on unseen commands and through the certificate, and records it.
+
+    The certificate asks for all 120 commands from all 120 states, seen and unseen.
+    """
+    parser = argparse.ArgumentParser(prog="python -m experiments.unseen study")
+    parser.add_argument("--counts", default="108,60,30,12", help="commands seen, by comma")
+    parser.add_argument("--seeds", default="0,1,2", help="by comma")
+    parser.add_argument("--record", default=RESULTS / "unseen.jsonl", metavar="FILE")
+    args = parser.parse_args(argv)
+    for seen in args.counts.split(","):
+        for seed in args.seeds.split(","):
+            folder = Path("runs") / f"unseen-{seen}-seed{seed}"
+            if not folder.exists():
+                train_unseen(["--seen", seen, "--seed", seed, "--traces", "1", "--out",
+                              str(folder)])
+            checkpoint, task, model = load_run(folder)
+            results = evaluate_and_print(model, task, [(64, 8), (128, 16), (256, 32)], 256)
+            pairs, failures = exhaustive(model, task)
+            new = {tuple(command + 1) for command in task.unseen}
+            wrong_new = sum(tuple(command) in new for _, command, _, _ in failures)
+            append_record(args.record, f"{parser.prog} {shlex.join(argv)}".strip(), {
+                "seen": int(seen), "seed": int(seed), "steps": checkpoint["progress"]["step"],
+                "minutes": round(checkpoint["progress"]["seconds"] / 60, 3), "results": results,
+                "exhaustive": {"pairs": pairs, "right": pairs - len(failures),
+                               "unseen": len(task.unseen) * task.group.order,
+                               "unseen_right": len(task.unseen) * task.group.order - wrong_new}})
+
+
+def main(argv=None):
+    run_part("experiments.unseen", {"train": train_unseen, "eval": eval_unseen, "study": study},
+             argv)
+
+
+if __name__ == "__main__":
+    main()
