@@ -37,7 +37,7 @@ from eval import append_record, evaluate_and_print
 from models import MODELS, LanguageModel
 
 RESULTS = Path(__file__).parent / "results"
-GRID = {"adamw": [(rate, rate) for rate in (5e-4, 1e-3, 2e-3, 4e-3)],
+GRID = {"adamw": [(rate, rate) for rate in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)],
         "muon": [(rate, 5 * rate) for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)]}  # (lr, matrix lr)
 ARMS = {  # the options of train.py that make an arm: its mixer, and the rates that the rule chose
     "linrnn": "--model linrnn",
@@ -142,13 +142,13 @@ def folder_of(options):
     return Path("runs") / "arms" / re.sub(r"[^\w.-]+", "_", "_".join(options)).strip("_-")
 
 
-def first_passed(curve):
-    """Tokens until the first stage was left; infinite if it never was."""
-    return next((tokens for tokens, length, _ in curve if length > curve[0][1]), float("inf"))
+def place(row):
+    """How early a row of the grid stands: by tokens if it passed (2,1), then by accuracy."""
+    return (0, row["tokens"]) if row["finished"] else (1, -row["last_accuracy"])
 
 
 def rates(args):
-    """One arm over the grid. The best of the grid stands last; it should not lie on the edge."""
+    """One arm over the grid. A row is finished one step after it passed (2,1)."""
     rows = []
     for optimizer, grid in GRID.items():
         for lr, matrix_lr in grid:
@@ -159,12 +159,11 @@ def rates(args):
             run, curve = learn(options, folder_of(options), args.millions)
             accuracy = float(np.mean([share for _, _, share in curve[-10:]]))
             row = {"arm": args.arm, "optimizer": optimizer, "lr": lr, "matrix_lr": matrix_lr,
-                   "passed_at": first_passed(curve), "last_accuracy": round(accuracy, 4),
-                   **summary(run, curve)}
+                   "last_accuracy": round(accuracy, 4), **summary(run, curve)}
             print({key: value for key, value in row.items() if key != "curve"}, flush=True)
             rows.append(row)
             append_record(args.record, args.command, row)
-    best = min(rows, key=lambda row: (row["passed_at"], -row["last_accuracy"]))
+    best = min(rows, key=place)
     print("best: --optimizer {optimizer} --lr {lr} --matrix-lr {matrix_lr}".format(**best))
 
 

@@ -46,8 +46,9 @@ def test_a_cap_ends_a_run_and_a_higher_cap_goes_on_from_there(tmp_path):
         run, curve = arms.learn(options, tmp_path / "parts", millions)
         steps.append(run.progress["step"])
         assert 1e6 * millions <= run.progress["tokens"] < 1e6 * millions + 200
-        assert not run.progress["finished"] and arms.first_passed(curve) == float("inf")
+        assert not run.progress["finished"]
     whole, _ = arms.learn(options, tmp_path / "whole", 0.008)
+    assert 0 < curve[-1][0] <= run.progress["tokens"] and curve[-1][1] == 2
     assert steps[0] < steps[1] == whole.progress["step"]
     assert torch.equal(run.model.head.weight, whole.model.head.weight)
 
@@ -62,6 +63,10 @@ def test_each_arm_is_run_and_recorded_with_its_curve(tmp_path, monkeypatch):
     assert all(line["results"][0]["length"] == 2 and line["tokens"] >= 1e4 for line in lines)
 
 
-def test_a_stage_that_was_passed_is_dated_by_its_tokens():
-    curve = [[100, 2, 0.3], [200, 2, 0.9], [350, 8, 0.4]]
-    assert arms.first_passed(curve) == 350 and arms.first_passed(curve[:2]) == float("inf")
+def test_the_best_of_a_grid_passed_with_the_fewest_tokens():
+    """Two that passed, by tokens; then those that did not, by what they know at the end."""
+    rows = [{"finished": False, "tokens": 9, "last_accuracy": 0.6},
+            {"finished": False, "tokens": 9, "last_accuracy": 0.7},
+            {"finished": True, "tokens": 8, "last_accuracy": 0.9},
+            {"finished": True, "tokens": 5, "last_accuracy": 0.8}]
+    assert sorted(rows, key=arms.place) == rows[::-1]
