@@ -39,13 +39,14 @@ from models import MODELS, LanguageModel
 RESULTS = Path(__file__).parent / "results"
 GRID = {"adamw": [(rate, rate) for rate in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)],
         "muon": [(rate, 5 * rate) for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)]}  # (lr, matrix lr)
-ARMS = {  # the options of train.py that make an arm: its mixer, and the rates that the rule chose
-    "linrnn": "--model linrnn",
-    "linrnn-beta1": "--model linrnn --beta-max 1",
-    "lstm": "--model lstm",
-    "transformer": "--model transformer",
-}
-RATES = {"linrnn": "", "linrnn-beta1": "", "lstm": "", "transformer": ""}
+ARMS = {  # the options of train.py that make an arm
+    "linrnn": "--model linrnn", "linrnn-beta1": "--model linrnn --beta-max 1",
+    "lstm": "--model lstm", "transformer": "--model transformer"}
+RATES = {  # what the rule chose, from results/arms_rates.jsonl
+    "linrnn": "--optimizer muon --lr 2e-3 --matrix-lr 0.01",
+    "linrnn-beta1": "--optimizer muon --lr 1e-3 --matrix-lr 5e-3",
+    "lstm": "--optimizer adamw --lr 5e-4 --matrix-lr 5e-4",
+    "transformer": "--optimizer muon --lr 1e-3 --matrix-lr 5e-3"}
 LENGTHS = "2:1,8:1,16:2,64:8,128:16"
 
 
