@@ -7,9 +7,9 @@ run that does not get through the earlier stages within --max-steps ends there. 
 the steps of every stage instead, to give several models the same traces. Where a task knows the
 best prediction there is (Batch.best), --advance is a share of the accuracy of that prediction.
 
-The learning rates do not decay. The model that is evaluated is a mean of weights (stochastic weight
-averaging, Izmailov et al. 2018, arXiv 1803.05407): of all steps of the last stage since it, too,
-was learned to --advance. A run that does not learn it keeps its last weights.
+The learning rates do not decay. The model that is evaluated is the mean of the weights of all steps
+of the last stage (stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407). Untrained
+weights would spoil it, so it begins when some stage is learned. Till then the last weights stand.
 
 The loss is the mean cross-entropy of every next token, plus --reveal-weight times that of the
 revealed values. Most tokens of a random program cannot be predicted (a full S5 command carries
@@ -187,6 +187,7 @@ def advance(config, progress, accuracy):
     progress["step"] += 1
     progress["stage_step"] += 1
     progress["streak"] = progress["streak"] + 1 if accuracy > config["advance"] else 0
+    progress["learned"] |= progress["streak"] == STREAK
     last = progress["stage"] == len(config["curriculum"]) - 1
     if config["stage_steps"]:
         over = progress["stage_step"] == config["stage_steps"][progress["stage"]]
@@ -211,7 +212,7 @@ class Run:
         self.optimizers = make_optimizers(self.model, config)
         self.rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.average = AveragedModel(self.model)  # the mean of the weights given to it, one by one
-        self.progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0,
+        self.progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0, "learned": False,
                          "tokens": 0, "seconds": 0.0, "finished": False}
 
     @property
@@ -252,10 +253,9 @@ class Run:
         metrics = train_step(self.model, self.optimizers, *tensors, config["reveal_weight"])
         if batch.best is not None:
             metrics["bayes_accuracy"] = batch.best.max(-1).mean()
-        last = progress["stage"] == len(config["curriculum"]) - 1
-        advance(config, progress, metrics["reveal_accuracy"] / metrics.get("bayes_accuracy", 1.0))
-        if last and (progress["streak"] >= STREAK or self.average.n_averaged):
+        if progress["learned"] and progress["stage"] == len(config["curriculum"]) - 1:
             self.average.update_parameters(self.model)
+        advance(config, progress, metrics["reveal_accuracy"] / metrics.get("bayes_accuracy", 1.0))
         progress["tokens"] += tensors[0].numel()
         progress["seconds"] += time.perf_counter() - start
         return {"step": progress["step"], "length": length, "spacing": spacing, **metrics,

@@ -89,10 +89,11 @@ def test_a_step_follows_the_gradient_of_the_loss_and_the_weighted_loss_of_the_re
     assert abs(numbers["loss"] + 9 * numbers["reveal_loss"] - total.item()) < 1e-4
 
 
+@pytest.mark.parametrize("curriculum, advance, first", [
+    ("2:1,4:2", "-1", 3), ("4:2", "-1", 3), ("4:2", "2", -1)])
 def test_each_step_draws_fresh_traces_and_a_run_is_the_mean_of_its_last_stage(
-        tmp_path, before_each_step):
-    """No batch is seen twice. Once three batches of the last stage have passed, all weights from
-    there on count equally, and none before."""
+        curriculum, advance, first, tmp_path, before_each_step):
+    """No batch is seen twice. The last stage's weights count equally, once a stage is learned."""
     weights, batches = [], set()
 
     def look(_, model, inputs):
@@ -100,11 +101,11 @@ def test_each_step_draws_fresh_traces_and_a_run_is_the_mean_of_its_last_stage(
         batches.add(inputs.numpy().tobytes())
 
     before_each_step(look)
-    train.main([*LONGER, "--out", str(tmp_path)])
+    train.main([*LONGER, "--curriculum", curriculum, "--advance", advance, "--out", str(tmp_path)])
     checkpoint = checkpoint_of(tmp_path)
     after = [*weights[1:], checkpoint["resume"]["model"]["head.weight"]]
-    assert len(after) == len(batches) == 15
-    mean = torch.stack(after[5:]).mean(0)
+    assert len(after) == len(batches) == checkpoint["progress"]["step"]
+    mean = torch.stack(after[first:]).mean(0)
     assert (checkpoint["model"]["head.weight"] - mean).abs().max() < 1e-6
 
 
@@ -115,7 +116,7 @@ def test_each_step_draws_fresh_traces_and_a_run_is_the_mean_of_its_last_stage(
 def test_a_stage_ends_as_the_options_say(config, accuracies, stages):
     config = {"curriculum": [[2, 1], [4, 1]], "advance": 0.9, "last_steps": 2, "max_steps": 100,
               "stage_steps": None, **config}
-    progress = {"step": 0, "stage": 0, "stage_step": 0, "streak": 0, "finished": False}
+    progress = dict.fromkeys(["step", "stage", "stage_step", "streak", "learned", "finished"], 0)
     for accuracy, stage in zip(accuracies, stages, strict=True):
         assert not progress["finished"] and progress["stage"] == stage
         train.advance(config, progress, accuracy)
