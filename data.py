@@ -231,8 +231,8 @@ class ReplTask:
     def model_defaults(self):
         """Options of a model that follow from the task: its local block sees n + 3 tokens.
 
-        n + 1 tokens reach from the last name of a side back to the `>>> ` or ` = ` ahead of its
-        first name, and so tell a name its place in the line. The two more are a margin.
+        n + 1 reach from the last name of a side back to the `>>> ` or ` = ` ahead of its first, and
+        so tell a name its place. They suffice (S5, 3 of 3 seeds); the two more are a margin.
         """
         return {"conv_width": self.group.degree + 3}
 

@@ -1,16 +1,13 @@
 """What do the records look like? The pictures of analysis.ipynb and README.
 
-One function draws one figure. It takes data, trains nothing, and returns the figure; simple curves
-are drawn by `curves`. A title is the finding. Seeds are thin lines, their median is a heavy one.
-The colours are those of Okabe and Ito (2008): colour-blind readers can tell them apart.
+One function draws one figure. It takes data, trains nothing, and returns the figure. A title is the
+finding. Seeds are thin lines, their median is a heavy one. The colours are those of Okabe and Ito
+(2008): colour-blind readers can tell them apart.
 
     python -m experiments.figures [--out DIR]    README's two pictures (experiments/results/figures)
 
-tracking.png (results/architectures.jsonl): the linear RNN with beta up to 2 is right at twice its
-training length on 5 of 5 seeds. beta.png (results/models): one head of each of five models tracks,
-with beta near 2 at all five right-hand names and at two to four of the left-hand ones.
-
-Sources: figures 3 to 5 of arXiv 2602.14814 are spacing, tracking and beta here.
+tracking.png is drawn from results/arms_run.jsonl, beta.png from results/models. Figures 3 to 5 of
+arXiv 2602.14814 are spacing, tracking and beta here.
 """
 
 import argparse
@@ -30,8 +27,6 @@ COLOURS = {"linear RNN, β ≤ 2": BLUE, "linear RNN, β ≤ 1": SKY, "Transform
 PLACES = [">>>", *"abcde", "=", "1st", "2nd", "3rd", "4th", "5th", "↵"]  # of a full S5 command
 
 
-# --- Reading records ------------------------------------------------------------------------------
-
 def records(name):
     """The recorded runs of experiments/results/NAME.jsonl, one dictionary each."""
     return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
@@ -49,13 +44,10 @@ def setting(record, name, default=None):
 
 def arm(record):
     """The arm that a run belongs to: a key of COLOURS."""
-    model = setting(record, "model", "linrnn")
-    if model == "linrnn":
-        return f"linear RNN, β ≤ {float(setting(record, 'beta_max', 2)):.0f}"
-    return {"lstm": "LSTM", "transformer": "Transformer"}[model]
+    names = dict(zip(["linrnn", "linrnn-beta1", "transformer", "lstm"], COLOURS))
+    narrow = float(setting(record, "beta_max", 2)) == 1
+    return names[record.get("arm", setting(record, "model", "linrnn") + "-beta1" * narrow)]
 
-
-# --- What all figures share -----------------------------------------------------------------------
 
 def canvas(title, rows=1, columns=1, size=(8, 4), **shared):
     """A figure with its title, and its panels as an array [rows, columns]."""
@@ -107,25 +99,36 @@ def curves(title, found, **options):
     return figure
 
 
-# --- Learning -------------------------------------------------------------------------------------
-
 def tracking(runs):
-    """Accuracy along traces of twice the training length, and at the end of longer traces."""
-    along, last, solved = {}, {}, []
+    """Accuracy against the commands read, in traces of (16,2) and of (128,16)."""
+    short, long, solved = {}, {}, []
     for name, colour in COLOURS.items():
-        mine = [run["results"] for run in runs if arm(run) == name]
-        lengths = [row["length"] for row in mine[0]]
-        along[name] = range(16, 129, 16), [rows[1]["by_position"] for rows in mine], colour
-        last[name] = lengths, [[row["final"] for row in rows] for rows in mine], colour
-        right = sum(rows[1]["all"] >= 0.995 for rows in mine)
-        solved.append(f"by the {name} on {right} of {len(mine)}")
-    figure, (panels,) = canvas("In this budget S5 is tracked to twice the training length "
-                               f"{solved[0]} seeds,\n{', '.join(solved[1:])}", 1, 2, (9, 4.2),
-                               sharey=True)
-    draw(panels[0], along, 0.2, 64, xlabel="commands read, in traces of (128,16)",
-         ylabel="accuracy", ylim=(0, 1.02))
-    draw(panels[1], last, 0.2, 64, [64, 128, 256, 512, 1024], False,
-         xlabel="length of the trace, at its last reveal")
+        mine = [{row["length"]: row for row in run["results"]} for run in runs if arm(run) == name]
+        short[name] = range(2, 17, 2), [rows[16]["by_position"] for rows in mine], colour
+        long[name] = range(16, 129, 16), [rows[128]["by_position"] for rows in mine], colour
+        right = sum(rows[128]["all"] >= 0.995 for rows in mine)
+        solved.append(f"{name}: {right} of {len(mine)}")
+    figure, (panels,) = canvas("With one frame and equal caps of tokens, seeds that track 128 "
+                               f"commands of S5:\n{', '.join(solved)}", 1, 2, (9, 4.2), sharey=True)
+    draw(panels[0], short, 0.2, None, [2, 4, 8, 16], False, ylabel="accuracy", ylim=(0, 1.02),
+         xlabel="commands read, traces of (16,2)")
+    draw(panels[1], long, 0.2, 64, [16, 32, 64, 128], xlabel="commands read, traces of (128,16)")
+    return figure
+
+
+def learning(runs):
+    """Reveals right in training against the tokens read. A drop is the beginning of a stage."""
+    figure, panels = canvas("Every arm learns to read a command; then the stages part them",
+                            2, 2, (9, 5.4), sharex=True, sharey=True)
+    for axes, (name, colour) in zip(panels.flat, COLOURS.items()):
+        for run in runs:
+            if arm(run) == name:
+                tokens, _, shares = np.transpose(run["curve"])
+                axes.plot(tokens / 1e6, shares, color=colour, linewidth=0.7)
+        axes.set_title(name, fontsize=11)
+        draw(axes, {}, 0.2, ylim=(0, 1.02), xscale="log")
+    figure.supxlabel("million tokens read")
+    figure.supylabel("reveals right in training")
     return figure
 
 
@@ -167,8 +170,6 @@ def householders(short, long):
     return figure
 
 
-# --- Inside the linear RNN ------------------------------------------------------------------------
-
 def beta(rows, labels):
     """The mean beta of heads at each place in the line of a command. rows [heads, 13]."""
     figure, ((axes,),) = canvas("A tracking head has β near 2, a reflection, at all right-hand "
@@ -198,8 +199,6 @@ def keys(found):
     figure.colorbar(image, ax=panels, label="|inner product| of two keys", shrink=0.6)
     return figure
 
-
-# --- The drift, and what mends it -----------------------------------------------------------------
 
 def drift(lengths, extracted):
     """Accuracy at the last reveal, and the drift R / M of the tracking head's states."""
@@ -238,8 +237,6 @@ def snapping(runs):
          xlabel="commands from snap to snap, at (1024,128)")
     return figure
 
-
-# --- Uncertain commands ---------------------------------------------------------------------------
 
 def belief_runs():
     """(group, P, arm, schedule of the reveals, rows) of each run that was held against a filter."""
@@ -288,7 +285,7 @@ def main(argv=None):
     parser.add_argument("--out", type=Path, default=RESULTS / "figures", help="a folder")
     out, rows = parser.parse_args(argv).out, {}
     out.mkdir(parents=True, exist_ok=True)
-    tracking(records("architectures")).savefig(out / "tracking.png", dpi=100)
+    tracking(records("arms_run")).savefig(out / "tracking.png", dpi=100)
     for seed in range(5):
         _, task, model = load_run(RESULTS / f"models/linrnn-S5-seed{seed}")
         (_, head), = heads.tracking_heads(model, task)

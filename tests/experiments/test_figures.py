@@ -30,7 +30,8 @@ def drawn(name):
     if name == "beliefs":
         nothing = {(group, share): 1.0 for group in ("S3", "S5") for share in (0, 0.25)}
         return figures.beliefs(figures.belief_runs(), nothing)
-    return {"tracking": lambda: figures.tracking(records("architectures")),
+    return {"tracking": lambda: figures.tracking(records("arms_run")),
+            "learning": lambda: figures.learning(records("arms_run")),
             "spacing": lambda: figures.spacing(records("spacing")),
             "householders": lambda: figures.householders(records("word"), records("word_long")),
             "drift": lambda: figures.drift(records("length"), filter(full_S5, records("extract"))),
@@ -41,8 +42,8 @@ def drawn(name):
                                              chance=0.2, ylim=(0, 1))}[name]()
 
 
-FIGURES = ["beta", "keys", "beliefs", "tracking", "spacing", "householders", "drift", "snapping",
-           "schedules", "curves"]
+FIGURES = ["beta", "keys", "beliefs", "tracking", "learning", "spacing", "householders", "drift",
+           "snapping", "schedules", "curves"]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -84,11 +85,11 @@ def test_an_option_is_read_from_the_config_or_from_the_command():
 
 
 def test_the_title_of_the_main_figure_counts_the_solved_seeds():
-    runs = [run for run in records("architectures") if run["seed"] < 3]
+    runs = records("arms_run")
     for run in runs:
         if run["seed"] == 1 and figures.arm(run) == "linear RNN, β ≤ 2":
-            run["results"][1]["all"] = 0.99
-    assert "β ≤ 2 on 2 of 3 seeds" in figures.tracking(runs).get_suptitle()
+            run["results"][-1]["all"] = 0.99
+    assert "β ≤ 2: 2 of 3" in figures.tracking(runs).get_suptitle()
 
 
 def test_the_command_writes_the_two_pictures_of_the_readme(monkeypatch, tmp_path):
