@@ -2,11 +2,13 @@
 
 import json
 
+import eval as evaluation
 import pytest
 import torch
 from conftest import SMALL
+from data import Group, ReplTask
 from experiments import arms
-from models import build
+from models import LocalBlock, build
 
 
 def test_the_diagonal_scan_is_the_loop():
@@ -70,3 +72,21 @@ def test_the_best_of_a_grid_passed_with_the_fewest_tokens():
             {"finished": True, "tokens": 8, "last_accuracy": 0.9},
             {"finished": True, "tokens": 5, "last_accuracy": 0.8}]
     assert sorted(rows, key=arms.place) == rows[::-1]
+
+
+@pytest.mark.parametrize("name", ["linrnn", "transformer", "lstm", "diagonal"])
+def test_conv_width_1_takes_the_local_block_from_every_arm_and_nothing_else(name):
+    """The ablation: without the block a logit depends on its own token and the mixer alone."""
+    bare, whole = (build(name, 7, conv_width=width).blocks for width in (1, 4))
+    assert not any(isinstance(block, LocalBlock) for block in bare)
+    assert isinstance(whole[0], LocalBlock)
+    assert [type(block) for block in bare] == [type(block) for block in whole[1:]]
+
+
+def test_an_evaluation_draws_from_the_test_generator_alone(monkeypatch):
+    """No test trace comes from the generators of training or of validation."""
+    asked, real = [], evaluation.generator
+    monkeypatch.setattr(evaluation, "generator", lambda *key: asked.append(key) or real(*key))
+    task = ReplTask(Group("S3"))
+    evaluation.evaluate(build("lstm", len(task.vocab), d_model=8), task, 4, 2, traces=2, seed=7)
+    assert asked == [(7, "test", 4, 2)]
