@@ -57,6 +57,13 @@ RATES = {  # what the rule chose, from results/arms_rates.jsonl
     "lstm": "--optimizer adamw --lr 5e-4 --matrix-lr 5e-4",
     "transformer": "--optimizer muon --lr 1e-3 --matrix-lr 5e-3"}
 LENGTHS = "2:1,8:1,16:2,64:8,128:16"
+LADDER = {  # transitions of ever more freedom, then two mixers of another kind
+    "diagonal, 0 to 1": "--model diagonal --smallest 0",
+    "diagonal, -1 to 1": "--model diagonal --smallest -1",
+    "1 reflection": "--model linrnn --householders 1",
+    "2 reflections": "--model linrnn --householders 2",
+    "4 reflections": "--model linrnn --householders 4",
+    "dense": "--model dense", "lstm": "--model lstm", "transformer": "--model transformer"}
 
 
 # --- A mixer with diagonal transitions ------------------------------------------------------------
@@ -108,25 +115,61 @@ class DiagonalRNN(LanguageModel):
                          lambda: DiagonalBlock(d_model, smallest))
 
 
-MODELS["diagonal"] = DiagonalRNN
+class DenseBlock(nn.Module):
+    """h <- A h with A = exp(W - W^T), any rotation of K dimensions; then x + W' norm(h).
+
+    W is a linear function of the token. A permutation of n points is a rotation of n + 1
+    dimensions, since a further sign can make its determinant 1.  State: h, [B, K].
+    """
+
+    def __init__(self, d_model, width):
+        super().__init__()
+        self.norm = nn.RMSNorm(d_model)
+        self.project = nn.Linear(d_model, width * width)
+        self.start = nn.Parameter(torch.randn(width))
+        self.out = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, d_model, bias=False))
+
+    def forward(self, x, state=None):
+        skew = self.project(self.norm(x)).unflatten(-1, (len(self.start), -1))
+        steps = torch.linalg.matrix_exp(skew - skew.mT)
+        h, states = self.start.expand(len(x), -1) if state is None else state, []
+        for step in steps.unbind(1):
+            h = (step @ h.unsqueeze(-1)).squeeze(-1)
+            states.append(h)
+        return x + self.out(torch.stack(states, 1)), h
+
+
+class DenseRNN(LanguageModel):
+    """Dense transitions as mixer. width: of the state, K."""
+
+    def __init__(self, vocab_size, d_model=64, layers=1, width=8, conv_width=8):
+        super().__init__(vocab_size, d_model, layers, conv_width,
+                         lambda: DenseBlock(d_model, width))
+
+
+MODELS |= {"diagonal": DiagonalRNN, "dense": DenseRNN}
 
 
 # --- Training to a plateau ------------------------------------------------------------------------
 
-def learn(options, folder, millions):
+def make_parser():
+    parser = train.make_parser()
+    parser.add_argument("--smallest", type=float, help="diagonal: the least eigenvalue")
+    parser.set_defaults(chapter="experiments.arms")
+    return parser
+
+
+def learn(options, folder, millions, parser=None, make_run=train.Run):
     """Train with these options of train.py until they are done, or so many million tokens are read.
 
     A folder that holds a part of this run is resumed. Returns the run, and its curve: pieces of
     50 steps, each [tokens read, length of the stage, share of the reveals right].
     """
-    parser = train.make_parser()
-    parser.add_argument("--smallest", type=float, help="diagonal: the least eigenvalue")
-    parser.set_defaults(chapter="experiments.arms")
-    args = parser.parse_args([*options, "--out", str(folder)])
+    args = (parser or make_parser()).parse_args([*options, "--out", str(folder)])
     config, _ = train.config_of(args)
     there = (folder / "model.pt").exists()
     checkpoint = train.open_folder(folder, there, config)
-    run = train.Run(config, folder, "cpu")
+    run = make_run(config, folder, "cpu")
     if checkpoint:
         run.restore(checkpoint)
     run.train(500, lambda: run.progress["tokens"] >= 1e6 * millions)
@@ -189,18 +232,17 @@ def run_arm(args):
 
 
 def ladder(args):
-    """Diagonal transitions in word format: parity and S3, three seeds each."""
-    for group in ("S2", "S3"):
-        for name in ("--smallest 0", "--smallest -1"):
-            for seed in range(3):
-                options = ["--model", "diagonal", *name.split(), "--format", "word", "--group",
-                           group, "--batch", "64", "--curriculum", "2:1,4:1,8:1,16:1,32:1,64:1",
-                           "--max-steps", "1000000", "--seed", str(seed)]
-                run, curve = learn(options, folder_of(options), args.millions)
-                results = evaluate_and_print(run.result.eval(), run.task, [(64, 1), (256, 1)], 256)
-                append_record(args.record, args.command,
-                              {"arm": f"diagonal {name}", "group": group, **summary(run, curve),
-                               "results": results})
+    """Words of one group: which transitions hold it? The stages double in length, 2 to 64."""
+    for name, model in LADDER.items():
+        rates = RATES.get(name, RATES["linrnn"])
+        options = [*model.split(), *rates.split(), "--format", "word", "--group", args.group,
+                   "--batch", "64", "--curriculum", "2:1,4:1,8:1,16:1,32:1,64:1",
+                   "--max-steps", "1000000", "--seed", str(args.seed)]
+        run, curve = learn(options, folder_of(options), args.millions)
+        results = evaluate_and_print(run.result.eval(), run.task, [(64, 1), (256, 1)], 256)
+        append_record(args.record, args.command,
+                      {"arm": name, "group": args.group, **summary(run, curve),
+                       "results": results})
 
 
 def main(argv=None):

@@ -29,7 +29,7 @@ linear RNN after 1,000 last steps, 0.281 for the LSTM after 6,000.
 
 Source: the adversarial schedule is the cycle of Siems et al. 2026 (arXiv 2602.14814), figure 10.
 
-Next: underflow.py.
+Next: adversary.py.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Program(NamedTuple):
     """The random choices behind traces. All traces have equally many uncertain commands."""
     commands: np.ndarray  # [B, L, n]
     asked: np.ndarray  # [B, L/S] the variable of each reveal
-    probability: np.ndarray  # [B, L] that a command is executed; 1 shows no coin
+    probability: np.ndarray  # [B, L] that a command is executed; 1 shows no coin, 0 no command
     executed: np.ndarray  # bool [B, L] how the coins fell, which no reader is told
 
 
@@ -142,6 +142,8 @@ class CoinTask(ReplTask):
     def behind_coins(self, lines, probability):
         """`>>> if random() < 0.5: a, b = b, a`, and `... ` under it. -1 stands for no token.
 
+        A certain command (probability 1) shows no coin, and one of probability 0 does not show.
+
         Shapes: lines [B, L, W], probability [B, L] -> [B, L, W + 4].
         """
         coin = self._coin[np.searchsorted(COINS, np.minimum(probability, COINS[-1]))]
@@ -150,6 +152,7 @@ class CoinTask(ReplTask):
         tokens = np.concatenate([before, lines[..., 1:], after], -1)
         added = [1, 2, -2, -1]
         tokens[..., added] = np.where(probability[..., None] < 1, tokens[..., added], -1)
+        tokens[probability == 0] = -1
         return tokens
 
     def write_program(self, program):
@@ -198,6 +201,7 @@ class CoinTask(ReplTask):
         """The automaton's symbols of a program, in the order of the trace: [B, L + L/S]."""
         batch, count = program.asked.shape
         coins = np.searchsorted(COINS, program.probability)
+        coins[program.probability == 0] = len(COINS)  # no command: the identity, for certain
         lines = self.group.index(program.commands) * (len(COINS) + 1) + coins
         reveals = (self.group.order * (len(COINS) + 1)
                    + program.asked * self.group.degree + self.program_answers(program))
@@ -211,11 +215,14 @@ class CoinTask(ReplTask):
         -log p(answer), and its largest entry is the best probability of a right guess.
         Shapes: -> [B, L/S, n].
         """
+        holds = self.group.elements.T[:, :, None] == np.arange(self.group.degree)  # [n, Q, n]
+        return (self.beliefs(program)[..., None, :] @ holds[program.asked])[..., 0, :]
+
+    def beliefs(self, program):
+        """The exact belief ahead of each reveal: [B, L/S, Q]."""
         spacing = program.commands.shape[1] // program.asked.shape[1]
         beliefs, _ = self.automaton.filter(self.symbols(program))
-        ahead = beliefs[:, spacing::spacing + 1]  # of each reveal
-        holds = self.group.elements.T[:, :, None] == np.arange(self.group.degree)  # [n, Q, n]
-        return (ahead[..., None, :] @ holds[program.asked])[..., 0, :]
+        return beliefs[:, spacing::spacing + 1]
 
 
 TASKS["coins"] = CoinTask

@@ -1,0 +1,243 @@
+"""Must a belief be renormalised?  Linear and non-linear models, trained for the paper's adversary.
+
+The adversary repeats one cycle: an exchange behind a coin of 1/2, which never happens, and a
+`print` of one of the two variables. The belief after each cycle is the same. A linear recurrence
+that keeps the belief without normalising it loses half of its size in each cycle.
+
+Training shows honest repetitions of the cycle, in which the coin falls as it falls. A quarter of
+the batches of the last stage are such repetitions, of four cycles. The test has 64 cycles.
+
+    python -m experiments.adversary run linrnn --uncertain 0.25 --seed 0
+
+Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle), and the hybrid of linear
+recurrence and periodic non-linear normalisation that the paper names as future work.
+
+Next: cycle.py.
+"""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import train
+from data import TASKS
+from eval import append_record, evaluate_and_print
+from experiments.arms import folder_of, learn, summary
+from experiments.beliefs import CoinTask
+from experiments.pairs import run_part
+from models import MODELS, DeltaBlock, LinRNN
+
+RESULTS = Path(__file__).parent / "results"
+CYCLES = 64  # of a test
+CONDITIONS = ["group", "uncertain", "repeat", "cycles", "shown", "last_steps", "optimizer", "lr",
+              "matrix_lr"]  # what a record tells of the options
+ARMS = {
+    "linrnn": "--model linrnn", "linrnn-beta1": "--model linrnn --beta-max 1",
+    "lstm": "--model lstm", "lstm-bare": "--model lstm --conv-width 1",
+    "transformer": "--model transformer",
+    "scaled": "--model scaled", "scaled-64": "--model scaled --interval 64",
+    "learned": "--model scaled --rule learned"}
+RATES = {  # of four, the ones with the least KL on seed 100: results/adversary_rates.jsonl
+    "linrnn": "--optimizer muon --lr 4e-3 --matrix-lr 0.02",
+    "linrnn-beta1": "--optimizer muon --lr 4e-3 --matrix-lr 0.02",
+    "lstm": "--optimizer adamw --lr 2e-3 --matrix-lr 2e-3",
+    "lstm-bare": "--optimizer adamw --lr 4e-3 --matrix-lr 4e-3",
+    "transformer": "--optimizer muon --lr 2e-3 --matrix-lr 0.01"}
+RATES |= dict.fromkeys(("scaled", "scaled-64", "learned"), RATES["linrnn"])
+TESTS = {"random": [(16, 4), (64, 4), (128, 4)], "adversarial": [(1 + CYCLES, 1)],
+         "honest": [(1 + CYCLES, 1)]}
+
+
+# --- The task -------------------------------------------------------------------------------------
+
+class RepetitionTask(CoinTask):
+    """CoinTask, in which a share `repeat` of the batches of stages with S > 1 are repetitions.
+
+    A repetition is one certain command and a reveal, then `cycles` times the same exchange behind a
+    coin of 1/2 and the same reveal: of one of the two variables, or of all (`shown`).
+
+    Schedules to test with, besides those of CoinTask: `honest`, where the coins of `adversarial`
+    fall as they fall.  Raises: ValueError for values outside their range.
+    """
+
+    def __init__(self, group, commands="full", uncertain=0.25, repeat=0.25, cycles=4, shown="one"):
+        super().__init__(group, commands, uncertain)
+        if not 0 <= repeat <= 1 or cycles < 1:
+            raise ValueError("repeat is a share between 0 and 1, and cycles at least 1; "
+                             f"got {repeat}, {cycles}")
+        group.transpositions  # refuses a group without an exchange
+        self.repeat, self.cycles, self.shown = repeat, cycles, shown
+
+    def draw(self, batch, length, spacing, rng, schedule="random", share=None):
+        honest = schedule == "honest"
+        program = super().draw(batch, length, spacing, rng, "adversarial" if honest else schedule,
+                               share)
+        if honest:
+            fell = rng.random(program.executed.shape) < 0.5
+            program = program._replace(executed=program.executed | fell)
+        if self.shown == "all" and schedule in ("honest", "adversarial"):
+            program = self.show_all(program)
+        return program
+
+    def show_all(self, program):
+        """After each command a reveal of every variable, as n reveals with no command between."""
+        n = self.group.degree
+        first = np.arange(n * program.asked.shape[1]) % n == 0
+        commands, probability, executed = (x.repeat(n, 1) for x in (
+            program.commands, program.probability, program.executed))
+        commands[:, ~first] = np.arange(n)
+        return program._replace(commands=commands, executed=executed & first,
+                                probability=probability * first,
+                                asked=np.tile(np.arange(n), (len(first) // n, 1)).reshape(1, -1)
+                                .repeat(len(commands), 0))
+
+    def training_batch(self, batch, length, spacing, rng):
+        """Also keeps the loss of the filter on this batch, in nats a reveal: bayes_loss."""
+        if spacing > 1 and rng.random() < self.repeat:
+            program = self.draw(batch, 1 + self.cycles, 1, rng, "honest")
+        else:
+            program = self.draw(batch, length, spacing, rng)
+        result = self.batch_of(program)
+        answers = result.targets[result.reveals].reshape(*program.asked.shape, 1)
+        self.bayes_loss = -np.log(np.take_along_axis(result.best, answers, -1)).mean()
+        return result
+
+
+TASKS["repetitions"] = RepetitionTask
+
+
+# --- A remedy: a non-linear step between pieces of the scan ---------------------------------------
+
+class ScaledBlock(DeltaBlock):
+    """The delta rule. After every `interval` tokens each head's S is brought to another size.
+
+        S <- S exp(a) / |S|^b        per head; |S| is the Frobenius norm
+    The rule `unit` has a = 0 and b = 1, so |S| becomes 1. The rule `learned` learns a and b.
+
+    State: S and the number of tokens since the last such step.
+    """
+
+    def __init__(self, d_model, heads, beta_max, householders, interval, rule):
+        super().__init__(d_model, heads, beta_max, householders)
+        self.interval = interval
+        start = torch.stack([torch.zeros(heads), torch.full((heads,), 1.0 * (rule == "unit"))])
+        self.rule = nn.Parameter(start, requires_grad=rule == "learned")
+
+    def forward(self, x, state=None):
+        state, past = state or (None, 0)
+        cuts = range(self.interval - past, x.shape[1], self.interval)
+        mixed = []
+        for piece in x.tensor_split(tuple(cuts), 1):
+            y, state = super().forward(piece, state)
+            past += piece.shape[1]
+            if past == self.interval:
+                state, past = self.rescale(state), 0
+            mixed.append(y)
+        return torch.cat(mixed, 1), (state, past)
+
+    def rescale(self, state):
+        size = state.flatten(-2).norm(dim=-1).clamp_min(1e-30)
+        a, b = self.rule
+        return state * (a - b * size.log()).exp()[..., None, None]
+
+
+class ScaledRNN(LinRNN):
+    """LinRNN with ScaledBlocks.  Raises: ValueError for an interval < 1 or an unknown rule."""
+
+    def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
+                 conv_width=8, interval=16, rule="unit"):
+        if interval < 1 or rule not in ("unit", "learned"):
+            raise ValueError("interval must be at least 1 and the rule unit or learned; "
+                             f"got {interval}, {rule}")
+        self.Block = lambda *sizes: ScaledBlock(*sizes, interval, rule)
+        super().__init__(vocab_size, d_model, heads, layers, beta_max, householders, conv_width)
+
+
+MODELS["scaled"] = ScaledRNN
+
+
+# --- Training to convergence ----------------------------------------------------------------------
+
+class FallingRun(train.Run):
+    """A run whose rates fall linearly to 0 over the last stage. Its result is the last weights."""
+
+    def __init__(self, config, folder, device):
+        super().__init__(config, folder, device)
+        self.peaks = self.rates
+
+    @property
+    def result(self):
+        return self.model
+
+    def make_step(self):
+        progress, config, left = self.progress, self.config, 1.0
+        if progress["stage"] == len(config["curriculum"]) - 1:
+            steps = (config["stage_steps"] or [config["last_steps"]])[-1]
+            left = 1 - progress["stage_step"] / steps
+        self.rates = [peak * left for peak in self.peaks]
+        row = super().make_step()
+        return row | {"excess": row["reveal_loss"] - self.task.bayes_loss}
+
+
+def make_parser():
+    parser = train.make_parser()
+    add = parser.add_argument
+    add("--uncertain", type=float, default=0.25, help="share of the commands behind a coin")
+    add("--repeat", type=float, default=0.25, help="share of the batches that are repetitions")
+    add("--cycles", type=int, default=4, help="of a repetition in training")
+    add("--shown", default="one", choices=["one", "all"], help="variables after each exchange")
+    add("--interval", type=int, help="scaled: tokens between two non-linear steps")
+    add("--rule", choices=["unit", "learned"], help="scaled: what the step does to S")
+    parser.set_defaults(format="repetitions", chapter="experiments.adversary", group="S3",
+                        commands="swap", curriculum="2:1,8:1,8:2,16:4",
+                        max_steps=8000, last_steps=3000)
+    return parser
+
+
+def curve_of(folder, rows_a_point=20):
+    """[[step, length of the stage, mean excess], ...], a point for every 200 steps."""
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    pieces = [rows[i:i + rows_a_point] for i in range(0, len(rows) - rows_a_point + 1, rows_a_point)]
+    return [[piece[-1]["step"], piece[-1]["length"],
+             round(float(np.mean([row["excess"] for row in piece])), 4)] for piece in pieces]
+
+
+def run_arm(args, options):
+    """One arm and seed to the end of its curriculum, and its evaluation under each schedule."""
+    options = [*ARMS[args.arm].split(), *RATES[args.arm].split(), *options,
+               "--seed", str(args.seed)]
+    folder = folder_of(options)
+    run, _ = learn(options, folder, float("inf"), make_parser(), FallingRun)
+    model, task, results = run.result.eval(), run.task, {}
+    for schedule, lengths in TESTS.items():
+        task.schedule = schedule
+        results[schedule] = evaluate_and_print(model, task, lengths, args.traces)
+    numbers = summary(run, curve_of(folder))  # the curve: [step, length, mean excess]
+    config = {key: run.config[key] for key in CONDITIONS}
+    append_record(args.record, args.command,
+                  {"arm": args.arm, **config, **numbers, "results": results})
+
+
+def run(argv):
+    parser = argparse.ArgumentParser(prog="python -m experiments.adversary run",
+                                     epilog="Further options are those of train.py.")
+    parser.add_argument("arm", choices=ARMS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--traces", type=int, default=256, help="of each test")
+    parser.add_argument("--record", metavar="FILE", default=RESULTS / "adversary.jsonl")
+    args, options = parser.parse_known_args(argv)
+    args.command = f"{parser.prog} {shlex.join(argv)}"
+    run_arm(args, options)
+
+
+def main(argv=None):
+    run_part("experiments.adversary", {"run": run}, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Repetitions are real programs with an exact filter; the non-linear step; rates that fall to 0."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, session, typed_lines
+from test_beliefs import by_enumeration
+
+from data import Group, generator
+from experiments import adversary, cycle
+from experiments.adversary import FallingRun, RepetitionTask, learn, make_parser
+from models import build
+
+TINY = [*SMALL, "--format", "repetitions", "--uncertain", "0.5"]
+
+
+def task_of(shown="one", group="S3", **options):
+    return RepetitionTask(Group(group), "swap", shown=shown, **options)
+
+
+@pytest.mark.parametrize("shown", ["one", "all"])
+@pytest.mark.parametrize("schedule", ["honest", "adversarial"])
+def test_a_real_interpreter_shows_a_repetition_if_its_coins_fall_as_recorded(
+        shown, schedule, monkeypatch):
+    for group in ("S3", "S4"):
+        task = task_of(shown, group)
+        program = task.draw(6, 5, 1, np.random.default_rng(1), schedule)
+        tokens, reveals = task.write_program(program)
+        assert (tokens[reveals] == task.value_tokens[task.program_answers(program)].ravel()).all()
+        for row, probability, executed in zip(tokens, program.probability, program.executed):
+            text, coins = task.decode(row), (probability > 0) & (probability < 1)
+            falls = iter([0.49 if fell else 0.5 for fell in executed[coins]])
+            monkeypatch.setattr(random, "random", lambda: next(falls))
+            assert session(typed_lines(text)) == text and next(falls, None) is None
+            assert text.count("if random()") == 4
+            assert text.count("print") == (5 if shown == "one" else 5 * task.group.degree)
+
+
+@pytest.mark.parametrize("shown", ["one", "all"])
+@pytest.mark.parametrize("schedule", ["honest", "adversarial"])
+def test_the_filter_of_a_repetition_is_the_enumeration_of_its_coins(shown, schedule):
+    task = task_of(shown)
+    program = task.draw(5, 4, 1, np.random.default_rng(2), schedule)
+    expected, _ = by_enumeration(task, program)
+    assert np.abs(task.best_predictions(program) - expected).max() < 1e-12
+
+
+def test_a_cycle_leaves_the_belief_ahead_of_each_reveal_as_it_was():
+    """The claim of the title: only the number of cycles differs, and a reader need not count."""
+    task = task_of()
+    beliefs = task.beliefs(task.draw(9, 20, 1, np.random.default_rng(3), "adversarial"))
+    assert np.abs(beliefs[:, 1:] - beliefs[:, 1:2]).max() < 1e-12
+    assert ((beliefs[:, 1] == 0.5).sum(-1) == 2).all()
+
+
+def test_honest_coins_fall_half_of_the_time_and_only_behind_a_coin():
+    program = task_of().draw(500, 9, 1, np.random.default_rng(4), "honest")
+    assert program.executed[:, 0].all()
+    assert abs(program.executed[:, 1:].mean() - 0.5) < 6 * 0.5 / 4000**0.5
+    assert (program.commands[:, 1:] == program.commands[:, 1:2]).all()
+
+
+def test_a_quarter_of_the_batches_of_sparse_stages_are_repetitions_and_none_of_the_others():
+    task, rng = task_of(cycles=3), np.random.default_rng(5)
+    task.cycles = 6  # 7 reveals, where a random trace of (16,4) has 4
+    counts = [task.training_batch(2, 16, 4, rng).reveals.sum() for _ in range(400)]
+    assert set(counts) == {8, 14}
+    assert abs(np.mean(np.equal(counts, 14)) - 0.25) < 6 * (0.25 * 0.75 / 400)**0.5
+    assert {task.training_batch(2, 8, 1, rng).reveals.sum() for _ in range(20)} == {16}
+
+
+def test_the_loss_of_the_filter_on_a_batch_is_kept():
+    task = task_of(repeat=0.0)
+    batch = task.training_batch(7, 8, 2, np.random.default_rng(6))
+    values = batch.targets[batch.reveals].reshape(7, 4)
+    expected = [-np.log(batch.best[b, r, values[b, r]]) for b in range(7) for r in range(4)]
+    assert abs(task.bayes_loss - np.mean(expected)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["unit", "learned"])
+def test_the_non_linear_step_acts_after_every_interval_however_the_trace_is_cut(rule):
+    """A stream in pieces is the whole; the size before the next token is what the rule says."""
+    model = build("scaled", 9, d_model=12, heads=3, interval=5, rule=rule).double()
+    block = model.blocks[1]
+    block.rule.data += torch.rand(2, 3) if rule == "learned" else 0
+    tokens = torch.randint(9, (2, 23))
+    whole, state, pieces = model(tokens), None, []
+    for piece in tokens.tensor_split([1, 5, 6, 15, 22], 1):
+        logits, state = model.stream(piece, state)
+        pieces.append(logits)
+    assert (torch.cat(pieces, 1) - whole).abs().max() < 1e-10
+    S = torch.randn(2, 3, 4, 4).double()
+    a, b = block.rule
+    sizes = block.rescale(S).flatten(-2).norm(dim=-1)
+    assert (sizes - S.flatten(-2).norm(dim=-1) ** (1 - b) * a.exp()).abs().max() < 1e-10
+    if rule == "unit":
+        assert (sizes - 1).abs().max() < 1e-10 and not block.rule.requires_grad
+    plain = build("linrnn", 9, d_model=12, heads=3).double()
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if "rule" not in k})
+    assert (plain(tokens)[:, :5] - whole[:, :5]).abs().max() < 1e-10  # the first piece is linear
+    assert (plain(tokens)[:, 5:] - whole[:, 5:]).abs().max() > 1e-6
+
+
+def test_the_rates_fall_to_0_over_the_last_stage_and_the_result_are_the_last_weights(tmp_path):
+    options, rates = [*TINY, "--last-steps", "4", "--max-steps", "9"], []
+
+    class Watched(FallingRun):
+        def make_step(self):
+            row = super().make_step()
+            rates.append((row["length"], self.rates[0] / self.peaks[0]))
+            return row
+
+    run, _ = learn(options, tmp_path / "run", 1, make_parser(), Watched)
+    assert [left for length, left in rates if length == 2] == [1] * (len(rates) - 4)
+    assert [left for length, left in rates if length == 4] == [1, 0.75, 0.5, 0.25]
+    assert run.result is run.model and run.progress["finished"]
+
+
+def test_an_arm_is_run_recorded_and_explained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(adversary, "TESTS", {"random": [(4, 2)], "honest": [(3, 1)]})
+    adversary.main(["run", "linrnn", *TINY[2:], "--record", "r.jsonl"])
+    line = json.loads(open("r.jsonl").read())
+    assert line["uncertain"] == 0.5 and line["results"]["honest"][0]["reveals"] == 12
+    folder = next((tmp_path / "runs" / "arms").iterdir())
+    cycle.main([str(folder), "--record", "e.jsonl"])
+    line = json.loads(open("e.jsonl").read())
+    assert len(line["size_adversarial"]) == 1 + adversary.CYCLES
+    assert all(line[f"r2_{name}"] < 1 for name in ("joint", "marginals"))
+
+
+def test_the_map_of_a_cycle_is_what_carries_a_state_through_it():
+    """S after the cycle = M S before it + the writes: two states, one difference."""
+    task = task_of()
+    model = build("linrnn", len(task.vocab), d_model=12, heads=3, conv_width=3).double()
+    batch = task.batch_of(task.draw(2, 6, 1, np.random.default_rng(7), "adversarial"))
+    places = batch.reveals[0].nonzero()[0]
+    M = cycle.cycle_matrices(model, batch.inputs, places[2], places[3])
+    tokens = torch.from_numpy(batch.inputs)
+    _, state = model.stream(tokens[:, :places[2] + 1])
+    other = torch.randn_like(state[1])
+    after = [model.stream(tokens[:, places[2] + 1:places[3] + 1], [state[0], S, None])[1][1]
+             for S in (state[1], state[1] + other)]
+    assert (after[1] - after[0] - M @ other).abs().max() < 1e-10
+
+
+def test_a_probe_finds_a_linear_image_and_nothing_in_noise():
+    x = torch.randn(400, 5).double()
+    y = x @ torch.randn(5, 2).double() + 3
+    assert cycle.explained(cycle.fit_probe(x[:200], y[:200])(x[200:]), y[200:]) > 0.9999
+    noise = torch.randn(400, 2).double()
+    probe = cycle.fit_probe(x[:200], noise[:200])
+    assert cycle.explained(probe(x[200:]), noise[200:]) < 0.1
+
+
+def test_what_does_not_fit_is_refused(refused, small_run):
+    refused(adversary.main, ["run", "nobody"], "nobody")
+    refused(cycle.main, [small_run], "no run of experiments.adversary")
+    for options, word in [({"repeat": 2.0}, "repeat"), ({"cycles": 0}, "cycles"),
+                          ({"group": "Z3"}, "transposition")]:
+        with pytest.raises(ValueError, match=word):
+            task_of(**options)
+    for options in ({"interval": 0}, {"rule": "none"}):
+        with pytest.raises(ValueError, match="interval"):
+            build("scaled", 9, **options)
