@@ -1,4 +1,4 @@
-"""Must a belief be renormalised?  Linear and non-linear models, trained for the paper's adversary.
+"""Must a belief be renormalised?  Linear and non-linear models against the paper's adversary.
 
 The adversary repeats one cycle: an exchange behind a coin of 1/2, which never happens, and a
 `print` of one of the two variables. The belief after each cycle is the same. A linear recurrence
@@ -202,7 +202,8 @@ def make_parser():
 def curve_of(folder, rows_a_point=20):
     """[[step, length of the stage, mean excess], ...], a point for every 200 steps."""
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    pieces = [rows[i:i + rows_a_point] for i in range(0, len(rows) - rows_a_point + 1, rows_a_point)]
+    pieces = [rows[i:i + rows_a_point]
+              for i in range(0, len(rows) - rows_a_point + 1, rows_a_point)]
     return [[piece[-1]["step"], piece[-1]["length"],
              round(float(np.mean([row["excess"] for row in piece])), 4)] for piece in pieces]
 

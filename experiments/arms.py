@@ -2,7 +2,8 @@
 
     python -m experiments.arms rates lstm          # the grid of rates of one arm
     python -m experiments.arms run lstm --seed 0   # one arm to its plateau, with its curve
-    python -m experiments.arms ladder              # diagonal transitions, in word format
+    python -m experiments.arms spacing lstm        # traces of 8 commands with rarer reveals
+    python -m experiments.arms ladder --group S3   # transitions from diagonal to dense, on words
 
 The frame, the traces, the batch, the curriculum and its rule (a stage is left after three batches
 with 97% of the reveals right) are the same for all arms. The optimiser and its rates are each arm's
@@ -51,11 +52,14 @@ GRID = {"adamw": [(rate, rate) for rate in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)],
 ARMS = {  # the options of train.py that make an arm
     "linrnn": "--model linrnn", "linrnn-beta1": "--model linrnn --beta-max 1",
     "lstm": "--model lstm", "transformer": "--model transformer"}
+ARMS |= {f"{name}-bare": f"{ARMS[name]} --conv-width 1"  # without the local block
+         for name in ("linrnn", "lstm", "transformer")}
 RATES = {  # what the rule chose, from results/arms_rates.jsonl
     "linrnn": "--optimizer muon --lr 2e-3 --matrix-lr 0.01",
     "linrnn-beta1": "--optimizer muon --lr 1e-3 --matrix-lr 5e-3",
     "lstm": "--optimizer adamw --lr 5e-4 --matrix-lr 5e-4",
     "transformer": "--optimizer muon --lr 1e-3 --matrix-lr 5e-3"}
+RATES |= {f"{name}-bare": RATES[name] for name in ("linrnn", "lstm", "transformer")}
 LENGTHS = "2:1,8:1,16:2,64:8,128:16"
 LADDER = {  # transitions of ever more freedom, then two mixers of another kind
     "diagonal, 0 to 1": "--model diagonal --smallest 0",
@@ -220,15 +224,35 @@ def rates(args):
     print("best: --optimizer {optimizer} --lr {lr} --matrix-lr {matrix_lr}".format(**best))
 
 
+def options_of_arm(args):
+    return [*ARMS[args.arm].split(), *RATES[args.arm].split(), "--group", args.group,
+            "--commands", args.commands, "--max-steps", "1000000", "--seed", str(args.seed)]
+
+
 def run_arm(args):
     """One arm and seed through the curriculum, as far as its tokens carry, and its evaluation."""
-    options = [*ARMS[args.arm].split(), *RATES[args.arm].split(), "--group", args.group,
-               "--commands", args.commands, "--max-steps", "1000000", "--seed", str(args.seed)]
+    options = options_of_arm(args)
     run, curve = learn(options, folder_of(options), args.millions)
     results = evaluate_and_print(run.result.eval(), run.task, parse_stages(LENGTHS, run.task), 256)
     append_record(args.record, args.command,
                   {"arm": args.arm, "group": args.group, "commands": args.commands,
                    **summary(run, curve), "results": results})
+
+
+def spacing(args):
+    """The same commands with a reveal after every S of them, alone and behind the stage (2,1).
+
+    A stage is left when it is learned; then (8,S) goes on for the steps of a last stage.
+    """
+    for first in ("", "2:1,"):
+        for S in (1, 2, 4, 8):
+            options = [*options_of_arm(args), "--curriculum", f"{first}8:{S},8:{S}"]
+            run, curve = learn(options, folder_of(options), args.millions)
+            results = evaluate_and_print(run.result.eval(), run.task, [(8, S), (8, 8)], 256)
+            append_record(args.record, args.command,
+                          {"arm": args.arm, "group": args.group, "commands": args.commands,
+                           "first": first, "spacing": S, **summary(run, curve),
+                           "results": results})
 
 
 def ladder(args):
@@ -249,7 +273,7 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m experiments.arms",
                                      description=__doc__.split("\n")[0])
-    parts = {"rates": rates, "run": run_arm, "ladder": ladder}
+    parts = {"rates": rates, "run": run_arm, "spacing": spacing, "ladder": ladder}
     parser.add_argument("part", choices=parts)
     parser.add_argument("arm", nargs="?", choices=ARMS, default="linrnn")
     parser.add_argument("--group", default="S5")

@@ -6,7 +6,7 @@ import eval as evaluation
 import pytest
 import torch
 from conftest import SMALL
-from data import Group, ReplTask
+from data import Group, ReplTask, generator
 from experiments import arms
 from models import LocalBlock, build
 
@@ -39,6 +39,22 @@ def test_a_stream_in_pieces_is_the_whole_and_no_eigenvalue_is_below_the_smallest
     assert a.min() == smallest and a.max() == 1
 
 
+def test_a_dense_step_is_a_rotation_and_a_stream_in_pieces_is_the_whole():
+    """Rotations keep the length of h, and two of them do not commute."""
+    model = build("dense", 7, d_model=12, width=5).double()
+    tokens, sizes = torch.randint(7, (2, 40)), []
+    state, pieces = None, []
+    for piece in tokens.tensor_split([1, 3, 30], 1):
+        logits, state = model.stream(piece, state)
+        pieces.append(logits)
+        sizes.append(state[1].norm(dim=-1))
+    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
+    assert (torch.stack(sizes) - model.blocks[1].start.norm()).abs().max() < 1e-10
+    ends = [model.stream(torch.tensor([word]))[1][1] for word in ([1] * 9 + [2] * 9,
+                                                                  [2] * 9 + [1] * 9)]
+    assert (ends[0] - ends[1]).abs().max() > 1e-3
+
+
 def test_a_cap_ends_a_run_and_a_higher_cap_goes_on_from_there(tmp_path):
     """The curve counts all tokens that were read; the run in two parts has the steps of one."""
     options = [word for word in SMALL if word not in ("--advance", "-1")]
@@ -65,6 +81,28 @@ def test_each_arm_is_run_and_recorded_with_its_curve(tmp_path, monkeypatch):
     assert all(line["results"][0]["length"] == 2 and line["tokens"] >= 1e4 for line in lines)
 
 
+def test_spacing_changes_the_reveals_only(tmp_path, monkeypatch):
+    """The commands of step 0 are the same for all S; each cell is recorded with its spacing."""
+    monkeypatch.chdir(tmp_path)
+    arms.main(["spacing", "linrnn", "--group", "S3", "--millions", "0.003", "--record", "r.jsonl"])
+    lines = [json.loads(line) for line in open("r.jsonl")]
+    assert [(line["first"], line["spacing"]) for line in lines] == [
+        (first, S) for first in ("", "2:1,") for S in (1, 2, 4, 8)]
+    task, texts = ReplTask(Group("S3")), set()
+    for S in (1, 2, 4, 8):
+        tokens = task.training_batch(4, 8, S, generator(0, "train", 0)).inputs[2]
+        texts.add("".join(line for line in task.decode(tokens).splitlines() if " = " in line))
+    assert len(texts) == 1
+
+
+def test_the_ladder_climbs_from_diagonal_to_dense(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arms.main(["ladder", "--group", "S2", "--millions", "0.001", "--record", "r.jsonl"])
+    lines = [json.loads(line) for line in open("r.jsonl")]
+    assert [line["arm"] for line in lines] == list(arms.LADDER)
+    assert all([row["length"] for row in line["results"]] == [64, 256] for line in lines)
+
+
 def test_the_best_of_a_grid_passed_with_the_fewest_tokens():
     """Two that passed, by tokens; then those that did not, by what they know at the end."""
     rows = [{"finished": False, "tokens": 9, "last_accuracy": 0.6},
@@ -74,7 +112,8 @@ def test_the_best_of_a_grid_passed_with_the_fewest_tokens():
     assert sorted(rows, key=arms.place) == rows[::-1]
 
 
-@pytest.mark.parametrize("name", ["linrnn", "transformer", "lstm", "diagonal"])
+@pytest.mark.parametrize("name", ["linrnn", "transformer", "lstm", "diagonal",
+                                  "dense"])
 def test_conv_width_1_takes_the_local_block_from_every_arm_and_nothing_else(name):
     """The ablation: without the block a logit depends on its own token and the mixer alone."""
     bare, whole = (build(name, 7, conv_width=width).blocks for width in (1, 4))
