@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from data import generator
 from eval import append_record, load_run
@@ -63,6 +64,48 @@ def cycle_matrices(model, inputs, first, last):
     return delta_product(q, k, torch.zeros_like(v), beta, identity)[1]
 
 
+@torch.no_grad()
+def losses(model, batch, correct=None):
+    """KL(filter, model) at each reveal, and S after it [B, reveals, H, K, K].
+
+    correct(cycle, S) -> S may change the state of the mixer after each reveal.
+    """
+    places, state, start, kl, states = batch.reveals[0].nonzero()[0], None, 0, [], []
+    for cycle, place in enumerate(places):
+        logits, state = model.stream(torch.from_numpy(batch.inputs[:, start:place + 1]), state)
+        if correct:
+            state[-2] = correct(cycle, state[-2])
+        best = torch.from_numpy(batch.best[:, cycle])
+        gap = best.clamp_min(1e-300).log() - logits[:, -1].double().log_softmax(-1)
+        kl.append((best * gap).sum(-1).mean().item())
+        states.append(state[-2])
+        start = place + 1
+    return kl, torch.stack(states, 1)
+
+
+def keep_size(states):
+    """A correction that brings each head's S back to its size at cycle 1."""
+    size = states[:, 1].flatten(-2).norm(dim=-1)[..., None, None]
+    return lambda cycle, S: S if cycle < 2 else S * (
+        size / S.flatten(-2).norm(dim=-1)[..., None, None])
+
+
+def freeze_growth(states, first=2, later=20):
+    """A correction that lets nothing grow along one direction, that from S_first to S_later.
+
+    The direction is each trace's own: of all numbers that its heads hold, one combination is put
+    back to its value at cycle `first`. All others are left alone.
+    """
+    kept = states[:, first].flatten(1)
+    direction = F.normalize((states[:, later] - states[:, first]).flatten(1), dim=-1)
+
+    def correct(cycle, S):
+        grown = ((S.flatten(1) - kept) * direction).sum(-1, keepdim=True)
+        return S if cycle <= first else (S.flatten(1) - grown * direction).view_as(S)
+
+    return correct
+
+
 def main(argv=None):
     """What a trained run holds along the cycles of the adversary, and which map a cycle is."""
     argv = sys.argv[1:] if argv is None else argv
@@ -103,6 +146,9 @@ def main(argv=None):
             matrices = cycle_matrices(model, batch.inputs, *places[4:6])
             sizes = torch.linalg.eigvals(matrices.double()).abs().sort(descending=True)[0]
             numbers["eigenvalues"] = sizes.mean(0).tolist()
+            numbers["kl"], states = losses(model, batch)
+            numbers["kl_kept_size"], _ = losses(model, batch, keep_size(states))
+            numbers["kl_frozen"], _ = losses(model, batch, freeze_growth(states))
     print(json.dumps(numbers))
     append_record(args.record, f"{parser.prog} {shlex.join(argv)}", numbers)
 

@@ -147,6 +147,28 @@ def test_the_map_of_a_cycle_is_what_carries_a_state_through_it():
     assert (after[1] - after[0] - M @ other).abs().max() < 1e-10
 
 
+def test_the_corrections_of_a_cycle_change_what_they_name_and_nothing_else():
+    """The loss is that of the whole trace; the size is kept; one number of the state is frozen."""
+    task = task_of()
+    model = build("linrnn", len(task.vocab), d_model=12, heads=3, conv_width=3).double()
+    batch = task.batch_of(task.draw(5, 9, 1, np.random.default_rng(8), "adversarial"))
+    kl, states = cycle.losses(model, batch)
+    logits = model(torch.from_numpy(batch.inputs))[torch.from_numpy(batch.reveals)]
+    best = torch.from_numpy(batch.best)
+    gap = best.clamp_min(1e-300).log() - logits.view(5, 9, -1).log_softmax(-1)
+    assert ((best * gap).sum(-1).mean(0) - torch.tensor(kl, dtype=torch.float64)).abs().max() < 1e-10
+    _, kept = cycle.losses(model, batch, cycle.keep_size(states))
+    sizes = kept.flatten(-2).norm(dim=-1)
+    assert (sizes[:, 1:] - sizes[:, 1:2]).abs().max() < 1e-10
+    assert (kept[:, :3] - states[:, :3])[:, :2].abs().max() == 0
+    correct = cycle.freeze_growth(states, 2, 8)
+    direction = (states[:, 8] - states[:, 2]).flatten(1)
+    before, after = states[:, 5], correct(5, states[:, 5])
+    moved = (after - before).flatten(1)
+    assert ((after - states[:, 2]).flatten(1) * direction).sum(-1).abs().max() < 1e-10
+    assert torch.linalg.matrix_rank(torch.stack([moved[0], direction[0]])) == 1
+
+
 def test_a_probe_finds_a_linear_image_and_nothing_in_noise():
     x = torch.randn(400, 5).double()
     y = x @ torch.randn(5, 2).double() + 3
