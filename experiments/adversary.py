@@ -41,7 +41,9 @@ ARMS = {
     "lstm": "--model lstm", "lstm-bare": "--model lstm --conv-width 1",
     "transformer": "--model transformer",
     "scaled": "--model scaled", "scaled-64": "--model scaled --interval 64",
-    "learned": "--model scaled --rule learned"}
+    "learned": "--model scaled --rule learned",
+    "saturating": "--model scaled --rule saturating"}
+RULES = ["unit", "learned", "saturating"]
 TESTS = {"random": [(16, 4), (64, 4), (128, 4)], "adversarial": [(1 + CYCLES, 1)],
          "honest": [(1 + CYCLES, 1)]}
 
@@ -107,19 +109,20 @@ TASKS["repetitions"] = RepetitionTask
 # --- A remedy: a non-linear step between pieces of the scan ---------------------------------------
 
 class ScaledBlock(DeltaBlock):
-    """The delta rule. After every `interval` tokens each head's S is brought to another size.
+    """The delta rule. After every `interval` tokens a non-linear step changes each head's S.
 
-        S <- S exp(a) / |S|^b        per head; |S| is the Frobenius norm
-    The rule `unit` has a = 0 and b = 1, so |S| becomes 1. The rule `learned` learns a and b.
+        unit, learned    S <- S exp(a) / |S|^b        |S| is the Frobenius norm
+        saturating       S <- exp(a) tanh(S / exp(a))
+    `unit` has a = 0 and b = 1, so |S| becomes 1. The other two learn a, and b, for each head.
 
     State: S and the number of tokens since the last such step.
     """
 
     def __init__(self, d_model, heads, beta_max, householders, interval, rule):
         super().__init__(d_model, heads, beta_max, householders)
-        self.interval = interval
+        self.interval, self.rule = interval, rule
         start = torch.stack([torch.zeros(heads), torch.full((heads,), 1.0 * (rule == "unit"))])
-        self.rule = nn.Parameter(start, requires_grad=rule == "learned")
+        self.a_b = nn.Parameter(start, requires_grad=rule != "unit")
 
     def forward(self, x, state=None):
         state, past = state or (None, 0)
@@ -134,8 +137,11 @@ class ScaledBlock(DeltaBlock):
         return torch.cat(mixed, 1), (state, past)
 
     def rescale(self, state):
+        a, b = self.a_b
+        if self.rule == "saturating":
+            size = a.exp()[:, None, None]
+            return size * (state / size).tanh()
         size = state.flatten(-2).norm(dim=-1).clamp_min(1e-30)
-        a, b = self.rule
         return state * (a - b * size.log()).exp()[..., None, None]
 
 
@@ -144,8 +150,8 @@ class ScaledRNN(LinRNN):
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
                  conv_width=8, interval=16, rule="unit"):
-        if interval < 1 or rule not in ("unit", "learned"):
-            raise ValueError("interval must be at least 1 and the rule unit or learned; "
+        if interval < 1 or rule not in RULES:
+            raise ValueError(f"interval must be at least 1 and the rule one of {', '.join(RULES)}; "
                              f"got {interval}, {rule}")
         self.Block = lambda *sizes: ScaledBlock(*sizes, interval, rule)
         super().__init__(vocab_size, d_model, heads, layers, beta_max, householders, conv_width)
@@ -185,7 +191,7 @@ def make_parser():
     add("--cycles", type=int, default=4, help="of a repetition in training")
     add("--shown", default="one", choices=["one", "all"], help="variables after each exchange")
     add("--interval", type=int, help="scaled: tokens between two non-linear steps")
-    add("--rule", choices=["unit", "learned"], help="scaled: what the step does to S")
+    add("--rule", choices=RULES, help="scaled: what the step does to S")
     # These rates had the least KL among four for each arm that was tried, on seed 100, with 1,000
     # last steps: results/adversary_rates.jsonl.
     parser.set_defaults(format="repetitions", chapter="experiments.adversary", group="S3",

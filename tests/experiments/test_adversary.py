@@ -80,12 +80,12 @@ def test_the_loss_of_the_filter_on_a_batch_is_kept():
     assert abs(task.bayes_loss - np.mean(expected)) < 1e-12
 
 
-@pytest.mark.parametrize("rule", ["unit", "learned"])
+@pytest.mark.parametrize("rule", adversary.RULES)
 def test_the_non_linear_step_acts_after_every_interval_however_the_trace_is_cut(rule):
     """A stream in pieces is the whole; the size before the next token is what the rule says."""
     model = build("scaled", 9, d_model=12, heads=3, interval=5, rule=rule).double()
     block = model.blocks[1]
-    block.rule.data += torch.rand(2, 3) if rule == "learned" else 0
+    block.a_b.data += torch.rand(2, 3) if rule != "unit" else 0
     tokens = torch.randint(9, (2, 23))
     whole, state, pieces = model(tokens), None, []
     for piece in tokens.tensor_split([1, 5, 6, 15, 22], 1):
@@ -93,13 +93,17 @@ def test_the_non_linear_step_acts_after_every_interval_however_the_trace_is_cut(
         pieces.append(logits)
     assert (torch.cat(pieces, 1) - whole).abs().max() < 1e-10
     S = torch.randn(2, 3, 4, 4).double()
-    a, b = block.rule
+    a, b = block.a_b
     sizes = block.rescale(S).flatten(-2).norm(dim=-1)
-    assert (sizes - S.flatten(-2).norm(dim=-1) ** (1 - b) * a.exp()).abs().max() < 1e-10
+    if rule == "saturating":
+        largest = a.exp()[:, None, None]
+        assert ((block.rescale(S) / largest).atanh() * largest - S).abs().max() < 1e-10
+    else:
+        assert (sizes - S.flatten(-2).norm(dim=-1) ** (1 - b) * a.exp()).abs().max() < 1e-10
     if rule == "unit":
-        assert (sizes - 1).abs().max() < 1e-10 and not block.rule.requires_grad
+        assert (sizes - 1).abs().max() < 1e-10 and not block.a_b.requires_grad
     plain = build("linrnn", 9, d_model=12, heads=3).double()
-    plain.load_state_dict({k: v for k, v in model.state_dict().items() if "rule" not in k})
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if "a_b" not in k})
     assert (plain(tokens)[:, :5] - whole[:, :5]).abs().max() < 1e-10  # the first piece is linear
     assert (plain(tokens)[:, 5:] - whole[:, 5:]).abs().max() > 1e-6
 
