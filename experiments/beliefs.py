@@ -11,21 +11,10 @@ each reveal, and eval.py measures a model against that prediction (columns bayes
     python -m experiments.beliefs train --group S3 --commands swap --uncertain 0.25
     python -m experiments.beliefs eval RUN --schedule adversarial
 
-Finding (experiments/results/pfsa.jsonl and pfsa_reveals.jsonl, S3, a quarter of the swaps
-uncertain, seeds 0 to 2, commits b3aebc6 and 2c6698a, where train.py itself took --uncertain). KL
-from the filter at (128,4), in nats:
-                                             random         adversarial
-    linrnn                                   0.11 - 0.13    0.57 - 0.64
-    linrnn --beta-max 1                      0.29 - 0.40    0.48 - 0.74
-    lstm                                     0.32 - 0.42    0.29 - 0.32
-    transformer, which never passed (8,1)    0.64 - 0.65    0.46 - 0.49
-On S5 the linear RNN is at 0.99 - 1.04 and 0.15 - 0.19. There no LSTM passed (4,1).
-
-These arms settle nothing about linear against non-linear models. Their last stage had 250 or 500
-steps, which is too few. They had the first round's frame, in which only the linear RNN had a local
-block, and they differed in rates and curriculum. A longer trained LSTM or linear RNN is much closer
-to the filter. Of this only the beginning is recorded (pfsa_more.jsonl, S3, seed 2): 0.085 for the
-linear RNN after 1,000 last steps, 0.281 for the LSTM after 6,000.
+The filter is exact: it agrees with the enumeration of all ways in which the coins can fall
+(tests/experiments/test_beliefs.py). How close trained models come to it is the next chapter's
+question. Earlier records of this chapter compared arms that were under-trained, in unequal frames;
+they are gone.
 
 Source: the adversarial schedule is the cycle of Siems et al. 2026 (arXiv 2602.14814), figure 10.
 
