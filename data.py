@@ -348,16 +348,16 @@ class WordTask:
 TASKS = {"repl": ReplTask, "word": WordTask}
 
 
-def parse_stages(text, task, traces=1):
+def parse_stages(text, task, traces=1, most=MAX_COMMANDS):
     """'8:1,16:2' -> [[8, 1], [16, 2]], if the task accepts each stage. Raises: ValueError."""
     if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
         raise ValueError(f"expected LENGTH:SPACING,..., as in 8:1,16:2; got {text!r}")
     stages = [[int(part) for part in stage.split(":")] for stage in text.split(",")]
     for length, spacing in stages:
         task.check(length, spacing)
-        if length * traces > MAX_COMMANDS:
-            raise ValueError(f"{traces} traces of {length} commands are too many: they are drawn "
-                             f"at once, which may be {MAX_COMMANDS:,} commands in all")
+        if length * traces > most:
+            raise ValueError(f"{traces:,} traces of {length:,} commands are too many to be read at "
+                             f"once: at most {most:,} commands in all")
     return stages
 
 

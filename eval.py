@@ -249,7 +249,7 @@ def main(argv=None):
     add = parser.add_argument
     add("run", help="a run folder, made by train.py")
     add("--lengths", help="LENGTH:SPACING,... (default: the format's own)")
-    add("--traces", type=number(1), default=256, help="fresh traces for each length")
+    add("--traces", type=number(1, 10**5), default=256, help="fresh traces for each length")
     add("--seed", type=number(0), default=0, help="of the traces, never those of training")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--exhaustive", action="store_true", help="every command from every state")

@@ -78,7 +78,7 @@ def make_parser():
     add("--resume", action="store_true", help="go on from the run folder's last checkpoint")
     add("--save-every", type=number(1), default=50, help="steps between checkpoints")
     add("--test-lengths", help="LENGTH:SPACING,... of the closing evaluation")
-    add("--traces", type=number(1), default=256, help="fresh traces for each of them")
+    add("--traces", type=number(1, 10**5), default=256, help="fresh traces for each of them")
     add("--record", metavar="FILE", help="append the finished run as one JSON line")
     return parser
 
@@ -93,7 +93,7 @@ def config_of(args):
     defaults = {name: value for name, value in task.model_defaults().items() if name in known}
     config["options"] = known | defaults | chosen
     config["curriculum"] = parse_stages(args.curriculum or task.default_curriculum, task,
-                                        args.batch)
+                                        args.batch, 2**16)  # some 12 GB at the default width
     if args.stage_steps:
         steps, stages = args.stage_steps, len(config["curriculum"])
         if not re.fullmatch(r"[1-9]\d{0,7}" + r",[1-9]\d{0,7}" * (stages - 1), steps):

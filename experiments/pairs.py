@@ -120,7 +120,7 @@ def make_eval_parser(chapter):
     add = parser.add_argument
     add("run", help="a run folder, made by the part train")
     add("--lengths", help="LENGTH:SPACING,... (default: the format's own)")
-    add("--traces", type=number(1), default=256, help="fresh traces for each length")
+    add("--traces", type=number(1, 10**5), default=256, help="fresh traces for each length")
     add("--seed", type=number(0), default=0, help="of the traces, never those of training")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--record", metavar="FILE", help="append the numbers as one JSON line")

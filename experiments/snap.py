@@ -252,7 +252,7 @@ def main(argv=None):
     add = parser.add_argument
     add("run", help="a run folder, made by train.py")
     add("--lengths", default="8192:128", help="LENGTH:SPACING,...")
-    add("--traces", type=number(1), default=16, help="fresh traces for each length")
+    add("--traces", type=number(1, 10**5), default=16, help="fresh traces for each length")
     add("--seed", type=number(0), default=0, help="of the traces, never those of training")
     add("--interval", type=number(1), default=1, help="commands from snap to snap")
     add("--states", type=Path, metavar="FILE", help="keep the states found, or read them")

@@ -267,7 +267,7 @@ def main(argv=None):
     add("--commands", default="full", choices=COMMANDS)
     add("--uncertain", type=float, default=0.25, metavar="P", help="share of uncertain commands")
     add("--lengths", default="16:4,64:4", help="LENGTH:SPACING,...")
-    add("--traces", type=number(1), default=128, help="fresh traces for each length")
+    add("--traces", type=number(1, 10**5), default=128, help="fresh traces for each length")
     add("--seed", type=number(0), default=0, help="of the traces")
     add("--record", metavar="FILE", help="append the numbers as one JSON line")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
