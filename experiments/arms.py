@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 
 import train
-from data import parse_stages
+from data import number, parse_stages, user_errors
 from eval import append_record, evaluate_and_print
 
 RESULTS = Path(__file__).parent / "results"
@@ -156,12 +156,16 @@ def main(argv=None):
     parser.add_argument("arm", nargs="?", choices=ARMS, default="linrnn")
     parser.add_argument("--group", default="S5")
     parser.add_argument("--commands", default="full", choices=["full", "swap"])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--millions", type=float, default=30, help="cap of tokens, in millions")
+    parser.add_argument("--seed", type=number(0), default=0)
+    parser.add_argument("--millions", type=number(1e-3, 1e6, float), default=30,
+                        help="cap of tokens, in millions")
     parser.add_argument("--record", metavar="FILE", help="append the numbers as JSON lines")
-    args = parser.parse_args(argv)
+    with user_errors(parser, argv) as args:
+        args.record = args.record or RESULTS / f"arms_{args.part}.jsonl"
+        open(args.record, "a").close()  # what cannot be written is refused before the work
+        train.config_of(train.make_parser().parse_args(
+            ["--group", args.group, "--commands", args.commands]))  # refuses bad values
     args.command = f"{parser.prog} {shlex.join(argv)}"
-    args.record = args.record or RESULTS / f"arms_{args.part}.jsonl"
     parts[args.part](args)
 
 

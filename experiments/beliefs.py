@@ -29,7 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 import train
-from data import COMMANDS, TASKS, Batch, Group, ReplTask, draw_commands, generator
+from data import (COMMANDS, TASKS, Batch, Group, ReplTask, draw_commands, generator, number,
+                  user_errors)
 from experiments.automata import PFSA
 from experiments.pairs import eval_run, make_eval_parser, run_part, train_run
 
@@ -225,16 +226,13 @@ def show(argv):
     add = parser.add_argument
     add("--group", default="S3", help="S<n>, A<n>, Z<n>, D<n> or a product of at most 120 states")
     add("--commands", default="full", choices=COMMANDS)
-    add("--length", type=int, default=4, help="number of commands")
-    add("--spacing", type=int, default=2, help="commands per reveal")
+    add("--length", type=number(1, 100), default=4, help="number of commands")
+    add("--spacing", type=number(1), default=2, help="commands per reveal")
     add("--uncertain", type=float, default=0.5, metavar="P", help="share of commands behind a coin")
-    add("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    try:
+    add("--seed", type=number(0), default=0)
+    with user_errors(parser, argv) as args:
         task = CoinTask(Group(args.group), args.commands, args.uncertain)
         program = task.draw(1, args.length, args.spacing, generator(args.seed, "valid"))
-    except ValueError as error:
-        parser.error(str(error))
     tokens, _ = task.write_program(program)
     expected = iter(task.best_predictions(program)[0])
     uncertain = program.probability[0] < 1

@@ -36,8 +36,8 @@ Next: inside.py.
 """
 
 import argparse
+import hashlib
 import json
-import pickle
 import shlex
 import sys
 from pathlib import Path
@@ -45,8 +45,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data import generator, parse_stages
-from eval import append_record, evaluate_and_print, replace_file
+from data import generator, number, parse_stages, user_errors
+from eval import append_record, evaluate_and_print, read_file, replace_file
 from experiments.heads import (collect_states, drift, load_repl_run, pairwise, read_heads,
                                settling_tokens, tracking_heads)
 from models import choose_device
@@ -105,16 +105,20 @@ def heads_and_states(model, task, device="cpu"):
     return heads, centroids
 
 
+def fingerprint(model):
+    weights = [weight.cpu().numpy().tobytes() for weight in model.state_dict().values()]
+    return hashlib.sha256(b"".join(weights)).hexdigest()
+
+
 def read_states(path, model, device="cpu"):
     """The same from a file. Raises: ValueError if it holds anything else than this model's."""
     try:
-        heads, centroids = torch.load(path, map_location=device, weights_only=True)
-        _, state = model.stream(torch.zeros(1, 1, dtype=torch.long, device=device))
-        snap(state, heads, centroids, torch.ones(1, dtype=torch.bool, device=device))
-    except (OSError, EOFError, RuntimeError, TypeError, ValueError, LookupError, AttributeError,
-            pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} does not hold the states of this model: "
-                         f"{' '.join(str(error).split())[:100]}") from None
+        heads, centroids, weights = read_file(path, device)
+    except Exception:  # of any kind, since the file may hold anything
+        weights = None
+    if weights != fingerprint(model):
+        raise ValueError(f"{path} does not hold the states of this model: delete it to find them "
+                         "again, or name another file")
     print(f"tracking: {len(centroids)} states read from {path}")
     return heads, centroids
 
@@ -248,52 +252,48 @@ def main(argv=None):
     add = parser.add_argument
     add("run", help="a run folder, made by train.py")
     add("--lengths", default="8192:128", help="LENGTH:SPACING,...")
-    add("--traces", type=int, default=16, help="fresh traces for each length")
-    add("--seed", type=int, default=0, help="of the traces; any seed is disjoint from training")
-    add("--interval", type=int, default=1, help="commands from snap to snap")
+    add("--traces", type=number(1, 10**5), default=16, help="fresh traces for each length")
+    add("--seed", type=number(0), default=0, help="of the traces, never those of training")
+    add("--interval", type=number(1), default=1, help="commands from snap to snap")
     add("--states", type=Path, metavar="FILE", help="keep the states found, or read them")
     add("--extract", action="store_true", help="compare the automaton with the group")
     add("--record", metavar="FILE", help="append the numbers as one JSON line")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     argv = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(argv)
-    try:
-        if min(args.traces, args.interval) < 1 or args.seed < 0:
-            raise ValueError("--traces and --interval begin at 1, --seed at 0")
+    with user_errors(parser, argv) as args:
         device = choose_device(args.device)
         checkpoint, task, model = load_repl_run(args.run, device)
-        lengths = parse_stages(args.lengths, task)
+        lengths = parse_stages(args.lengths, task, args.traces)
         task.group.elements  # refuses a group that is too large to list
         there = args.states and args.states.exists()
         kept = read_states(args.states, model, device) if there else None
-        if args.states:
-            args.states.parent.mkdir(parents=True, exist_ok=True)
         if args.record:
             open(args.record, "a").close()  # what cannot be written is refused before the work
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+        if args.states and not there:
+            args.states.touch()
+            args.states.unlink()
     try:
         heads, centroids = kept or heads_and_states(model, task, device)
-        if args.states and heads and not kept:
-            replace_file(args.states, lambda side: torch.save((heads, centroids), side))
-        numbers = {"config": checkpoint["config"],
-                   "tracking": {"heads": heads, "states": len(centroids)}}
-        if args.extract and heads:
-            numbers["extract"] = extract_and_print(model, task, heads, centroids, device)
-        if heads:
-            model = Snapped(model, task, heads, centroids, args.interval)
-        numbers["results"] = evaluate_and_print(model, task, lengths, args.traces, args.seed,
-                                                device)
     except NoClusters as error:
         parser.error(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None  # what was printed stands; nothing is recorded
-    if args.record:
-        append_record(args.record, f"{parser.prog} {shlex.join(argv)}",
-                      {"seed": checkpoint["config"]["seed"], **numbers, "device": device})
+    if args.states and heads and not kept:
+        found = heads, centroids, fingerprint(model)
+        with user_errors(parser, argv):
+            replace_file(args.states, lambda file: torch.save(found, file))
+    numbers = {"config": checkpoint["config"],
+               "tracking": {"heads": heads, "states": len(centroids)}}
+    if args.extract and heads:
+        numbers["extract"] = extract_and_print(model, task, heads, centroids, device)
+    if heads:
+        model = Snapped(model, task, heads, centroids, args.interval)
+    numbers["results"] = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
     if args.json:
         print(json.dumps(numbers))
+    if args.record:
+        with user_errors(parser, argv):
+            append_record(args.record, f"{parser.prog} {shlex.join(argv)}",
+                          {"seed": checkpoint["config"]["seed"], **numbers, "device": device})
 
 
 if __name__ == "__main__":

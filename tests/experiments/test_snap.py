@@ -262,11 +262,11 @@ def test_a_record_holds_the_command_the_seed_and_the_numbers(small_run, tracked,
 def test_states_are_kept_in_a_file(small_run, tracked, tmp_path, capsys, refused):
     """Found once and written, then read; a file of anything else, or of another model, is
     refused."""
-    path = tmp_path / "new" / "states.pt"
+    path = tmp_path / "states.pt"
     for where in ("6 states found", f"6 states read from {path}"):
         main([str(small_run), "--states", str(path), "--lengths", "2:1", "--traces", "2"])
         assert where in capsys.readouterr().out
-        heads, states = torch.load(path, weights_only=True)
+        heads, states, _ = torch.load(path, weights_only=True)
         assert heads == [(1, 0)] and (states == tracked).all()
     torch.save(([(1, 0)], torch.randn(6, 1, 5, 5)), path)
     for wrong in (path, small_run / "config.json", small_run / "model.pt", tmp_path):
@@ -275,7 +275,7 @@ def test_states_are_kept_in_a_file(small_run, tracked, tmp_path, capsys, refused
 
 def test_what_a_user_can_get_wrong_is_refused_in_one_line(small_run, tmp_path, monkeypatch,
                                                           refused):
-    refused(main, [small_run, "--interval", 0], "--interval begin at 1")
+    refused(main, [small_run, "--interval", 0], "--interval: must lie in [1,")
     refused(main, [small_run, "--lengths", "8:3"], "multiple of the spacing")
     refused(main, [tmp_path], "model.pt")
     refused(main, [small_run, "--record", tmp_path], "directory")
