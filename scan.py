@@ -33,8 +33,9 @@ import argparse
 import math
 import signal
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it in silence, while importing, too
+if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
 
 import torch
 import torch.nn.functional as F

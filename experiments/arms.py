@@ -161,10 +161,10 @@ def main(argv=None):
                         help="cap of tokens, in millions")
     parser.add_argument("--record", metavar="FILE", help="append the numbers as JSON lines")
     with user_errors(parser, argv) as args:
-        args.record = args.record or RESULTS / f"arms_{args.part}.jsonl"
-        open(args.record, "a").close()  # what cannot be written is refused before the work
         train.config_of(train.make_parser().parse_args(
             ["--group", args.group, "--commands", args.commands]))  # refuses bad values
+        args.record = args.record or RESULTS / f"arms_{args.part}.jsonl"
+        open(args.record, "a").close()  # what cannot be written is refused before the work
     args.command = f"{parser.prog} {shlex.join(argv)}"
     parts[args.part](args)
 

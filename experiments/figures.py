@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import pyplot
 
+from data import user_errors
 from eval import load_run
 from experiments import heads, inside
 
@@ -283,8 +284,9 @@ def schedules(runs):
 def main(argv=None):
     parser = argparse.ArgumentParser("python -m experiments.figures")
     parser.add_argument("--out", type=Path, default=RESULTS / "figures", help="a folder")
-    out, rows = parser.parse_args(argv).out, {}
-    out.mkdir(parents=True, exist_ok=True)
+    with user_errors(parser, argv) as args:
+        args.out.mkdir(parents=True, exist_ok=True)
+    out, rows = args.out, {}
     tracking(records("arms_run")).savefig(out / "tracking.png", dpi=100)
     for seed in range(5):
         _, task, model = load_run(RESULTS / f"models/linrnn-S5-seed{seed}")
