@@ -15,7 +15,6 @@ recurrence and periodic non-linear normalisation that the paper names as future 
 Next: cycle.py.
 """
 
-import argparse
 import json
 import shlex
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 from torch import nn
 
 import train
-from data import TASKS
+from data import TASKS, number, user_errors
 from eval import append_record, evaluate_and_print
 from experiments.arms import folder_of, learn, summary
 from experiments.beliefs import CoinTask
@@ -186,11 +185,12 @@ class FallingRun(train.Run):
 def make_parser():
     parser = train.make_parser()
     add = parser.add_argument
-    add("--uncertain", type=float, default=0.25, help="share of the commands behind a coin")
-    add("--repeat", type=float, default=0.25, help="share of the batches that are repetitions")
-    add("--cycles", type=int, default=4, help="of a repetition in training")
+    share = number(0, 1, float)
+    add("--uncertain", type=share, default=0.25, help="share of the commands behind a coin")
+    add("--repeat", type=share, default=0.25, help="share of the batches that are repetitions")
+    add("--cycles", type=number(1, 1000), default=4, help="of a repetition in training")
     add("--shown", default="one", choices=["one", "all"], help="variables after each exchange")
-    add("--interval", type=int, help="scaled: tokens between two non-linear steps")
+    add("--interval", type=number(1), help="scaled: tokens between two non-linear steps")
     add("--rule", choices=RULES, help="scaled: what the step does to S")
     # These rates had the least KL among four for each arm that was tried, on seed 100, with 1,000
     # last steps: results/adversary_rates.jsonl.
@@ -209,31 +209,28 @@ def curve_of(folder, rows_a_point=20):
              round(float(np.mean([row["excess"] for row in piece])), 4)] for piece in pieces]
 
 
-def run_arm(args, options):
-    """One arm and seed to the end of its curriculum, and its evaluation under each schedule."""
-    options = [*ARMS[args.arm].split(), *options, "--seed", str(args.seed)]
+def run(argv):
+    """One arm to the end of its curriculum, and its evaluation under each schedule."""
+    parser = make_parser()
+    parser.prog = "python -m experiments.adversary run"
+    parser.add_argument("arm", choices=ARMS)
+    with user_errors(parser, argv) as args:
+        options = list(argv)
+        options.remove(args.arm)
+        options = [*ARMS[args.arm].split(), *options]
+        train.config_of(make_parser().parse_args(options))  # refuses bad values
+        record = args.record or RESULTS / "adversary.jsonl"
+        open(record, "a").close()  # what cannot be written is refused before the work
     folder = folder_of(options)
-    run, _ = learn(options, folder, float("inf"), make_parser(), FallingRun)
-    model, task, results = run.result.eval(), run.task, {}
+    made, _ = learn(options, folder, float("inf"), make_parser(), FallingRun)
+    model, task, results = made.result.eval(), made.task, {}
     for schedule, lengths in TESTS.items():
         task.schedule = schedule
         results[schedule] = evaluate_and_print(model, task, lengths, args.traces)
-    numbers = summary(run, curve_of(folder))  # the curve: [step, length, mean excess]
-    config = {key: run.config[key] for key in CONDITIONS}
-    append_record(args.record, args.command,
+    numbers = summary(made, curve_of(folder))  # the curve: [step, length, mean excess]
+    config = {key: made.config[key] for key in CONDITIONS}
+    append_record(record, f"{parser.prog} {shlex.join(argv)}",
                   {"arm": args.arm, **config, **numbers, "results": results})
-
-
-def run(argv):
-    parser = argparse.ArgumentParser(prog="python -m experiments.adversary run",
-                                     epilog="Further options are those of train.py.")
-    parser.add_argument("arm", choices=ARMS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--traces", type=int, default=256, help="of each test")
-    parser.add_argument("--record", metavar="FILE", default=RESULTS / "adversary.jsonl")
-    args, options = parser.parse_known_args(argv)
-    args.command = f"{parser.prog} {shlex.join(argv)}"
-    run_arm(args, options)
 
 
 def main(argv=None):

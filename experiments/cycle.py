@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import generator
+from data import generator, user_errors
 from eval import append_record, load_run
 from experiments.adversary import CYCLES
 from scan import delta_product
@@ -112,15 +112,13 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.cycle")
     parser.add_argument("run")
     parser.add_argument("--record", metavar="FILE", default=RESULTS / "cycle.jsonl")
-    args = parser.parse_args(argv)
-    try:
+    with user_errors(parser, argv) as args:
         checkpoint, task, model = load_run(args.run)
         config = checkpoint["config"]
         if config["format"] != "repetitions" or config["model"] == "transformer":
             raise ValueError(f"{args.run} is no run of experiments.adversary with a recurrent "
                              "mixer")
-    except ValueError as error:
-        parser.error(str(error))
+        open(args.record, "a").close()  # what cannot be written is refused before the work
     numbers = {"model": config["model"], "seed": config["seed"]}
 
     program = task.draw(4096, 16, 4, generator(0, "valid"))

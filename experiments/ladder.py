@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import train
-from data import generator
+from data import generator, number, user_errors
 from eval import append_record, evaluate_and_print, load_run
 from experiments.arms import RATES, folder_of, learn, summary
 from experiments.pairs import run_part
@@ -145,7 +145,7 @@ MODELS |= {"diagonal": DiagonalRNN, "dense": DenseRNN}
 
 def make_parser():
     parser = train.make_parser()
-    parser.add_argument("--smallest", type=float, help="diagonal: the least eigenvalue")
+    parser.add_argument("--smallest", type=number(-1, 1, float), help="diagonal: least eigenvalue")
     parser.set_defaults(chapter="experiments.ladder")
     return parser
 
@@ -154,10 +154,13 @@ def run(argv):
     """Words of one group, on every rung. The stages double in length, from 2 to 64."""
     parser = argparse.ArgumentParser(prog="python -m experiments.ladder run")
     parser.add_argument("--group", default="S3")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--millions", type=float, default=1.5, help="cap of tokens, in millions")
+    parser.add_argument("--seed", type=number(0), default=0)
+    parser.add_argument("--millions", type=number(1e-3, 1e6, float), default=1.5,
+                        help="cap of tokens, in millions")
     parser.add_argument("--record", metavar="FILE", default=RESULTS / "ladder.jsonl")
-    args = parser.parse_args(argv)
+    with user_errors(parser, argv) as args:
+        train.config_of(make_parser().parse_args(["--format", "word", "--group", args.group]))
+        open(args.record, "a").close()  # what cannot be written is refused before the work
     for name, model in LADDER.items():
         rates = RATES.get(name, RATES["linrnn"])
         options = [*model.split(), *rates.split(), "--format", "word", "--group", args.group,
@@ -196,15 +199,13 @@ def count(argv):
     parser = argparse.ArgumentParser(prog="python -m experiments.ladder count")
     parser.add_argument("run")
     parser.add_argument("--record", metavar="FILE", default=RESULTS / "ladder_count.jsonl")
-    args = parser.parse_args(argv)
-    try:
+    with user_errors(parser, argv) as args:
         checkpoint, task, model = load_run(args.run)
         if checkpoint["config"]["model"] != "diagonal":
             raise ValueError(f"{args.run} has no diagonal layer")
         batch = task.test_batch(256, 256, 1, generator(0, "test", 256, 1))
         h = counters(model, task, batch.inputs)
-    except ValueError as error:
-        parser.error(str(error))
+        open(args.record, "a").close()  # what cannot be written is refused before the work
     with torch.no_grad():
         right = model(torch.from_numpy(batch.inputs)).argmax(-1) == torch.from_numpy(batch.targets)
     size = h.abs().mean(-1)

@@ -23,10 +23,13 @@ import torch
 import train
 from conftest import ROOT, SMALL
 
-from experiments import arms, beliefs, bench, figures, inside, pairs, snap, underflow, unseen
+from experiments import (adversary, arms, beliefs, bench, cycle, figures, inside, ladder, pairs,
+                         snap, underflow, unseen)
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1000000000", "1e400", "text", ""]
 NO_OUT = [word for word in SMALL if word not in ("--device", "cpu")]
+WORDS = ("--group S3 --format word --curriculum 2:1 --d-model 8 --batch 2 --last-steps 3 "
+         "--test-lengths 4:1 --traces 4 --device cpu").split()
 PLAIN = ["--lengths", "4:2", "--traces", "2", "--device", "cpu"]
 
 
@@ -53,7 +56,12 @@ SCRIPTS = {  # name: main, and a command line that is over in a moment; RUN stan
     "bench": (bench.main, ["--batch", "1", "--heads", "1", "--width", "4", "--lengths", "8",
                            "--rounds", "1"]),
     "arms run": (part(arms.main, "run"), ["lstm", "--group", "S3", "--millions", "0.001",
-                                          "--record", "r.jsonl"])}
+                                          "--record", "r.jsonl"]),
+    "adversary run": (part(adversary.main, "run"), ["linrnn", *SMALL, "--record", "r.jsonl"]),
+    "cycle": (cycle.main, ["CYCLE", "--record", "r.jsonl"]),
+    "ladder run": (part(ladder.main, "run"), ["--group", "S2", "--millions", "0.001",
+                                              "--record", "r.jsonl"]),
+    "ladder count": (part(ladder.main, "count"), ["DIAGONAL", "--record", "r.jsonl"])}
 NO_COMMAND_LINE = {"automata", "heads", "__init__"}
 NO_NUMBERS = {"figures"}  # one option, a folder
 LISTS = {"curriculum", "lengths", "test_lengths", "stage_steps", "counts", "seeds"}
@@ -71,8 +79,11 @@ def runs(small_run, tmp_path_factory):
     pairs.main(["train", *SMALL, "--hold-out-pairs", "0.3", "--out", str(folder / "pairs")])
     unseen.main(["train", *SMALL, "--seen", "4", "--out", str(folder / "unseen")])
     beliefs.main(["train", *SMALL, "--out", str(folder / "coins")])
+    train.main([*SMALL, "--format", "repetitions", "--out", str(folder / "cycle")],
+               adversary.make_parser())
+    train.main([*WORDS, "--model", "diagonal", "--out", str(folder / "diagonal")])
     return {"RUN": small_run, "PAIRS": folder / "pairs", "UNSEEN": folder / "unseen",
-            "COINS": folder / "coins"}
+            "COINS": folder / "coins", "CYCLE": folder / "cycle", "DIAGONAL": folder / "diagonal"}
 
 
 @pytest.fixture
@@ -80,6 +91,8 @@ def outcome(tmp_path, monkeypatch, capsys, runs):
     """Runs a script in an empty folder; the exit code, its last line of errors, what it left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(arms, "LENGTHS", "2:1")
+    monkeypatch.setattr(adversary, "TESTS", {"random": [(4, 2)]})
+    monkeypatch.setattr(ladder, "LADDER", {"lstm": "--model lstm"})
 
     def run(script, *more):
         main, plain = SCRIPTS[script]
@@ -121,6 +134,7 @@ def parser_of(script, runs):
 def actions_of(script, runs):
     """Its options that take a value. A chapter shares most options with another: only its own."""
     base = {"train": "train", "eval": "pairs eval"}.get(script.split()[-1], script)
+    base = "train" if script == "adversary run" else base
     shared = {x.dest for x in parser_of(base, runs)._actions} if base != script != "eval" else ()
     return [action for action in parser_of(script, runs)._actions
             if action.nargs != 0 and not action.choices and action.dest not in shared]
