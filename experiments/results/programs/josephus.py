@@ -1,6 +1,6 @@
-"""Josephus: five people stand in a circle. Each counts on to the next, and every so many-th leaves,
-for the places e, d, c, b in turn. So a holds the last one. The circle of one game is that of the
-next, with another number to count.
+"""Josephus: five people stand in a circle. Whoever is counted steps from its front to its end, and
+the last one who is counted leaves, so that the circle is one smaller. In the end a holds the one
+who is left. The next game begins in the order in which this one has ended.
 """
 
 

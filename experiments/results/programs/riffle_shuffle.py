@@ -1,5 +1,5 @@
-"""Riffle shuffle: the cards are cut into two hands and fall together one by one. The digits of a
-number say how the cards are cut and which hand begins.
+"""Riffle shuffle: the cards are cut into two hands and fall together one by one. A number that is
+drawn for each shuffle says where the cards are cut, and which hand begins.
 """
 
 a, b, c, d, e = 1, 2, 3, 4, 5
