@@ -173,7 +173,7 @@ def child(file, names, steps):
     print(json.dumps(answer))
 
 
-def execute(file, names, steps=STEPS, seconds=30):
+def execute(file, names, steps=STEPS, seconds=60):
     """The events of a program file, executed in a process of its own. Raises: Refused."""
     command = [sys.executable, "-I", "-X", "utf8", "-c", CHILD,
                str(Path(__file__).resolve().parent.parent), str(file), "".join(names), str(steps)]
@@ -253,7 +253,7 @@ def main(argv=None):
     add("run", help="a run folder, made by train.py")
     add("file", help="a program that exchanges variables; it is executed")
     add("--steps", type=int, default=STEPS, help="statements that it may execute")
-    add("--seconds", type=int, default=30, help="time that it may take")
+    add("--seconds", type=int, default=60, help="seconds that it may take")
     add("--record", metavar="FILE", help="append the numbers as one JSON line")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     args = parser.parse_args(argv)

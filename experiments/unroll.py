@@ -14,12 +14,10 @@ so is a recursion: the second call of gcd has the variables gcd1_a, gcd1_b and t
 
 Law: a line is executed as it is written, in the namespace of the lines before it.
 
-Refused, in one line with FILE:LINE: import, lambda, class, try, with, raise, yield, a function
-inside a function, and every built-in function that is not in USABLE. So all values have built-in
-types, and the list of the methods that alter something is complete.
+Refused, with FILE:LINE: import, lambda, class, try, with, raise, yield, a function in a function,
+built-in functions not in USABLE. So values have built-in types, and ALTERING is complete.
 
-Source: straight-line traces and forloop0 are section 2 of "Grounding code understanding in
-step-by-step execution".
+Source: "Grounding code understanding in step-by-step execution", section 2.
 
 Next: programs.py.
 """
@@ -98,7 +96,7 @@ class Unroller:
         self.file, self.limit, self.steps, self.line, self.lines = file, steps, 0, 1, []
         self.space = {"__builtins__": USABLE | {"print": lambda *_, **__: None},
                       "__name__": "__main__"}
-        self.variables_of, self.numbers = {}, {}
+        self.variables_of, self.numbers, self.texts = {}, {}, {}
         try:
             self.tree = ast.parse(source)
             compile(source, file, "exec")  # finds a `return` outside a function; executes nothing
@@ -251,7 +249,9 @@ class Unroller:
 
     def written(self, node, frame):
         """The text of a node, with prefixes, after the calls in it have been unrolled."""
-        calls = self.calls(node)
+        calls, key = self.calls(node), (node, frame.prefix)
+        if key in self.texts and not calls:
+            return self.texts[key]
         if (not frame.prefix and not calls and node.lineno == node.end_lineno
                 and not isinstance(node, ast.Tuple)):
             return self.rows[node.lineno - 1][node.col_offset:node.end_col_offset].decode()
@@ -267,7 +267,8 @@ class Unroller:
             node.value = Lift(self, value).visit(value)
         elif calls:
             node = Lift(self, node).visit(node)
-        return ast.unparse(node)
+        self.texts[key] = ast.unparse(node)
+        return self.texts[key]
 
     def alone(self, call):
         self.refuse(call, f"{call.func.id}() must be called in a line of its own")

@@ -116,7 +116,7 @@ def hidden(sum, list):
         sum += i
         if i > max:
             max = i
-    return sum, max, [i for i in list if i < max]
+    return sum, max, [other for other in list if other < max]
 
 
 def two_names_for_one(xs):
@@ -233,6 +233,13 @@ def factorial(n):
     return n * factorial(n - 1)
 
 
+def one_name_twice(xs):
+    """The x of a comprehension is another one. (Python 3.12 shows it to sys.settrace.)"""
+    for x in xs:
+        xs = [x * x for x in xs]
+    return x, xs
+
+
 def vowels(text):
     return sum(letter in LETTERS for letter in text) * WEIGHTS[0]
 
@@ -246,7 +253,7 @@ CASES = [
     (from_an_iterator, [1, 2, 4]), (with_sets, [1, 2, 1, 3]), (texts, " ada "), (nothing, [1, 2]),
     (several_lines, (4, 2)), (unpack, [[("a", 1), 0], [("b", 2)]])]
 CALLING = [(primes_below, 12), (powers, 4), (order_counts, [4, 5]), (factorial, 5),
-           (vowels, "queue")]
+           (one_name_twice, [2, 3]), (vowels, "queue")]
 
 
 def real(function, *args):
