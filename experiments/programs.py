@@ -2,16 +2,12 @@
 
 trace(function, *args) returns the straight line of what a function executes (unroll.py).
 
-A program that exchanges variables becomes a session in the vocabulary of the REPL traces. Each
-exchange is completed to a command of the model: `a, b = b, a` is a, b, c, d, e = b, a, c, d, e.
-Other variables may count and decide; to exchange or print them is refused. The session is read by
-the model alone, and by the model with its state put back after each command (snap.py).
+A program that exchanges variables becomes a session (sessions.py). A trained model reads it twice:
+alone, and with its state put back after each command (snap.py).
 
     python -m experiments.programs RUN experiments/results/programs/bubble_sort.py
 
-The program is executed, in a process of its own, with a limit of statements and of seconds. That
-does not make a malicious program safe.
-
+FINDING
 Source: "Grounding code understanding in step-by-step execution", section 2. That work traces the
 benchmarks CRUXEval and MBPP for pretrained language models. Neither is here, so both are out of
 scope; trace is what one would bring to them.
@@ -19,27 +15,25 @@ scope; trace is what one would bring to them.
 Next: bench.py.
 """
 
-# The process of a program imports this file. So torch is imported in the functions that need it.
 import argparse
 import ast
 import contextlib
 import inspect
 import io
-import json
 import shlex
-import subprocess
 import sys
 import time
-import tokenize
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from experiments.unroll import STEPS, USABLE, Frame, Refused, Unroller, names_in
-
-CHILD = """import sys; sys.path.insert(0, sys.argv[1])
-from experiments.programs import child; child(*sys.argv[2:])"""
+from eval import append_record, log_probabilities
+from experiments.heads import load_repl_run
+from experiments.sessions import execute
+from experiments.snap import NoClusters, Snapped, heads_and_states
+from experiments.unroll import STEPS, USABLE, Refused, Unroller, names_in
+from models import choose_device
 
 
 # --- From a function to a trace -------------------------------------------------------------------
@@ -89,109 +83,6 @@ def trace(function, *args, steps=STEPS):
     return text
 
 
-# --- From a program to a session ------------------------------------------------------------------
-
-class Session(Unroller):
-    """Executes a whole file and listens to the variables `names`: the session is in `events`.
-
-    An event is {"line", "command"}, a permutation as in data.py, or {"line", "asked", "value"}.
-    The variables belong to the file or to one of its functions. They begin as 1, 2, ..., n.
-    """
-
-    def __init__(self, source, file, steps, names):
-        super().__init__(source, file, steps)
-        self.variables, self.home, self.events, self.commands = [*names], None, [], 0
-
-    def statement(self, node, frame):
-        print(node.lineno, flush=True)  # what the parent reads if it has to end this process
-        return super().statement(node, frame)
-
-    def play(self):
-        for node in self.tree.body:
-            if isinstance(node, ast.FunctionDef):
-                self.enter(node, "")
-            else:
-                self.check([node])
-        with self.naming_the_line():
-            self.block(self.tree.body, Frame("", set()))
-        if not any("asked" in event for event in self.events):
-            raise Refused(f"{self.file}:{self.line}: the program ends without a print('a', a)")
-        return self.events
-
-    def unknown(self, node, names):
-        """Refuses names that are not among the variables of the model."""
-        if foreign := sorted({*names} - {*self.variables}):
-            known = ", ".join(self.variables)
-            self.refuse(node, f"{foreign[0]} is no variable of this model, which knows {known}")
-
-    def executed(self, node, frame):
-        stored = names_in(node, ast.Store, ast.Del)
-        if self.home not in (None, frame) or not stored & {*self.variables}:
-            return
-        self.unknown(node, stored)
-        values = [self.space.get(frame.prefix + name) for name in self.variables]
-        start = [*range(1, len(values) + 1)]
-        if self.home is None and None not in values:
-            self.home = frame
-            if values != start:
-                self.refuse(node, f"the variables must begin as {start}, not as {values}")
-        elif self.home:
-            self.unknown(node, names_in(node, ast.Load))
-            if not isinstance(node, ast.Assign) or sorted(values) != start:
-                self.refuse(node, f"{min(stored)} may only be exchanged, as in a, b = b, a")
-            command = [self.values.index(value) for value in values]
-            self.events.append({"line": node.lineno, "command": command})
-            self.commands += 1
-        self.values = values
-
-    def value(self, node, frame):
-        match node:
-            case ast.Call(func=ast.Name(id="print")):
-                self.printed(node, frame)
-        return super().value(node, frame)
-
-    def printed(self, node, frame):
-        match node.args:
-            case [ast.Constant(value=name), ast.Name(id=shown)] if name == shown:
-                self.unknown(node, [name])
-                if frame is self.home and not node.keywords:
-                    at = self.variables.index(name)
-                    return self.events.append({
-                        "line": node.lineno, "asked": at, "value": self.values[at],
-                        "commands": self.commands})
-        self.refuse(node, "print one variable, after all of them are set, as in print('a', a)")
-
-
-def child(file, names, steps):
-    """What the separate process does. It prints the line numbers, and at last one JSON line."""
-    try:
-        with tokenize.open(file) as source:
-            session = Session(source.read(), file, int(steps), names)
-        answer = {"events": session.play()}
-    except Refused as error:
-        answer = {"refused": str(error)}
-    print(json.dumps(answer))
-
-
-def execute(file, names, steps=STEPS, seconds=60):
-    """The events of a program file, executed in a process of its own. Raises: Refused."""
-    command = [sys.executable, "-I", "-X", "utf8", "-c", CHILD,
-               str(Path(__file__).resolve().parent.parent), str(file), "".join(names), str(steps)]
-    try:
-        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True,
-                                 timeout=seconds)
-        shown, why = process.stdout, process.stderr.decode().strip().split("\n")[-1]
-    except subprocess.TimeoutExpired as late:
-        shown, why = late.stdout or b"", f"still running after {seconds} seconds"
-    last = (shown.decode().splitlines() or ["1"])[-1]  # a line number, or the answer
-    if not last.startswith("{"):
-        raise Refused(f"{file}:{last}: {why or 'its process broke off'}")
-    answer = json.loads(last)
-    if "refused" in answer:
-        raise Refused(answer["refused"])
-    return answer["events"]
-
-
 # --- What a model makes of it ---------------------------------------------------------------------
 
 def token_lines(task, events):
@@ -204,8 +95,6 @@ def token_lines(task, events):
 
 def answers(model, task, events, device="cpu"):
     """The model's answer at each print, after it has read the true session up to there."""
-    from eval import log_probabilities
-
     lines = token_lines(task, events)
     ends = np.cumsum([line.size for line in lines])[1:]
     tokens = np.concatenate(lines)[None]
@@ -217,8 +106,6 @@ def answers(model, task, events, device="cpu"):
 
 def put_back(model, task, device="cpu"):
     """The model with its state put back after each command, or None if it has no such states."""
-    from experiments.snap import NoClusters, Snapped, heads_and_states
-
     try:
         heads, states = heads_and_states(model, task, device)
     except NoClusters as error:
@@ -257,10 +144,6 @@ def main(argv=None):
     add("--record", metavar="FILE", help="append the numbers as one JSON line")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     args = parser.parse_args(argv)
-
-    from eval import append_record
-    from experiments.heads import load_repl_run
-    from models import choose_device
 
     begin = time.perf_counter()
     try:

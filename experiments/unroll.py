@@ -19,7 +19,7 @@ built-in functions not in USABLE. So values have built-in types, and ALTERING is
 
 Source: "Grounding code understanding in step-by-step execution", section 2.
 
-Next: programs.py.
+Next: sessions.py.
 """
 
 import ast

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -18,7 +19,8 @@ import torch
 from conftest import ROOT, session, typed_lines
 from data import Group, ReplTask
 from experiments import programs
-from experiments.programs import Session, answers, blind, execute, token_lines, trace
+from experiments.programs import answers, blind, token_lines, trace
+from experiments.sessions import Session, execute
 from experiments.unroll import Refused
 from machine import SwapMachine
 
@@ -533,6 +535,13 @@ def test_what_is_refused_in_the_file_is_refused_before_anything_is_executed():
     assert game.lines == []
 
 
+def test_the_separate_process_imports_no_torch():
+    """It would take seconds to start. Its limit counts from its start."""
+    ask = "import sys; sys.path.insert(0, sys.argv[1]); import experiments.sessions; " \
+          "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-I", "-c", ask, str(ROOT)]).returncode == 0
+
+
 def test_the_separate_process_gives_the_same_events_and_is_ended_after_its_time(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(SHORT, encoding="utf-8")
@@ -605,12 +614,12 @@ def test_bad_input_is_told_in_one_line(refused, tmp_path):
 def test_a_command_that_the_model_was_not_trained_on_is_refused(refused, monkeypatch, tmp_path):
     """The model knows exchanges of two variables; the program turns three."""
     task = ReplTask(Group("S3"), "swap")
-    monkeypatch.setattr("experiments.heads.load_repl_run", lambda *_: ({}, task, None))
+    monkeypatch.setattr(programs, "load_repl_run", lambda *_: ({}, task, None))
     path = tmp_path / "turn.py"
     path.write_text("a, b, c = 1, 2, 3\na, b, c = b, c, a\nprint('a', a)\n", encoding="utf-8")
     refused(programs.main, ["run", path], f"{path}:2: no command of this model", "swap")
 
 
 def test_a_model_without_states_is_read_alone(monkeypatch, capsys):
-    monkeypatch.setattr("experiments.snap.heads_and_states", lambda *_: ([], []))
+    monkeypatch.setattr(programs, "heads_and_states", lambda *_: ([], []))
     assert programs.put_back(None, TASK) is None
