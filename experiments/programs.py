@@ -7,7 +7,18 @@ alone, and with its state put back after each command (snap.py).
 
     python -m experiments.programs RUN experiments/results/programs/bubble_sort.py
 
-FINDING
+Finding (results/programs.jsonl, at commit 53c0ed5; the five stored models of S5, by seed 0 to 4).
+                                        the model alone, by seed
+                  commands   prints     commands before an error    prints right       blind guess
+    bubble_sort        666      150     204 196 310 190 142         97 63 83 70 39              81
+    riffle_shuffle     800      100     312 296 328 344 376         50 51 59 53 68              34
+    josephus          1000      100     280 350 170 170 340         30 34 17 16 34              50
+    card_trick         990      105     311 299 330 354 365         54 35 37 53 56              60
+The longest training trace has 64 commands. So alone a model is right for 2.2 to 5.9 times as many,
+and then loses the state. With its state put back after each command every print is right, in all
+programs and on all seeds. The blind guess says of each variable what it holds most often in these
+prints, and does not know the state. It has 34 to 57% of them, where chance is 20%.
+
 Source: "Grounding code understanding in step-by-step execution", section 2. That work traces the
 benchmarks CRUXEval and MBPP for pretrained language models. Neither is here, so both are out of
 scope; trace is what one would bring to them.
@@ -67,7 +78,8 @@ def trace(function, *args, steps=STEPS):
     frame = unroller.enter(found[0], "")
     read = names_in(unroller.tree, ast.Load) & {*function.__globals__} - frame.variables
     constants = {name: literal(function.__globals__[name]) for name in sorted(read)}
-    unroller.space |= {name: eval(text) for name, text in constants.items() if text}
+    constants = {name: text for name, text in constants.items() if text}
+    unroller.space |= {name: eval(text) for name, text in constants.items()}
     with unroller.naming_the_line(), contextlib.redirect_stdout(io.StringIO()):
         for name, text in arguments.items():
             unroller.run(f"{name} = {text}")

@@ -620,6 +620,23 @@ def test_a_command_that_the_model_was_not_trained_on_is_refused(refused, monkeyp
     refused(programs.main, ["run", path], f"{path}:2: no command of this model", "swap")
 
 
+def test_the_table_of_the_header_is_what_was_recorded():
+    """Commands, prints, the model alone seed by seed, the blind guess; put back all is right."""
+    rows = {}
+    text = (ROOT / "experiments/results/programs.jsonl").read_text(encoding="utf-8")
+    for run in sorted(map(json.loads, text.splitlines()), key=lambda run: run["seed"]):
+        rows.setdefault(run["program"], []).append(run)
+        assert run["put back"] == {"right": run["prints"], "first_wrong": None}
+    assert sorted(rows) == [path.stem for path in PROGRAMS]
+    for name, runs in rows.items():
+        assert [run["seed"] for run in runs] == [0, 1, 2, 3, 4]
+        said, = [line.split()[1:] for line in programs.__doc__.splitlines()
+                 if line.startswith(f"    {name}  ")]
+        assert [*map(int, said)] == [
+            runs[0]["commands"], runs[0]["prints"], *(run["model"]["first_wrong"] for run in runs),
+            *(run["model"]["right"] for run in runs), runs[0]["blind"]]
+
+
 def test_a_model_without_states_is_read_alone(monkeypatch, capsys):
     monkeypatch.setattr(programs, "heads_and_states", lambda *_: ([], []))
     assert programs.put_back(None, TASK) is None
