@@ -515,6 +515,7 @@ def test_an_exchange_in_a_function_is_one_of_its_own_variables():
     (START + "x, y = 3, 4\nprint('x', x)\n", 3, "x is no variable"),
     ("a, b, c, d, e, f = 1, 2, 3, 4, 5, 6\n", 1, "f is no variable"),
     (START + "temp = a\na = b\nb = temp\n", 3, "a may only be exchanged"),
+    (START + "temp = a\na, b = b, temp\n", 3, "temp is no variable of this model"),
     (START + "for a in [1]:\n    pass\n", 2, "a may only be exchanged"),
     (START + "a += 0\n", 2, "a may only be exchanged"),
     ("e, b, c, d, a = 1, 2, 3, 4, 5\n", 1, "must begin as"),
