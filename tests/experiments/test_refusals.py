@@ -24,7 +24,7 @@ import train
 from conftest import ROOT, SMALL
 
 from experiments import (adversary, arms, beliefs, bench, cycle, figures, inside, ladder, pairs,
-                         snap, underflow, unseen)
+                         programs, snap, underflow, unseen)
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1000000000", "1e400", "text", ""]
 NO_OUT = [word for word in SMALL if word not in ("--device", "cpu")]
@@ -61,12 +61,13 @@ SCRIPTS = {  # name: main, and a command line that is over in a moment; RUN stan
     "cycle": (cycle.main, ["CYCLE", "--record", "r.jsonl"]),
     "ladder run": (part(ladder.main, "run"), ["--group", "S2", "--millions", "0.001",
                                               "--record", "r.jsonl"]),
+    "programs": (programs.main, ["RUN", str(ROOT / "experiments/results/programs/josephus.py")]),
     "ladder count": (part(ladder.main, "count"), ["DIAGONAL", "--record", "r.jsonl"])}
-NO_COMMAND_LINE = {"automata", "heads", "__init__"}
+NO_COMMAND_LINE = {"automata", "heads", "sessions", "unroll", "__init__"}
 NO_NUMBERS = {"figures"}  # one option, a folder
 LISTS = {"curriculum", "lengths", "test_lengths", "stage_steps", "counts", "seeds"}
 TEXTS = {"group", "device", "arm", "part"}
-FILES = {"run", "out", "record", "plot", "states"}
+FILES = {"run", "file", "out", "record", "plot", "states"}
 MEANT = {  # the values among VALUES that an option takes
     "seed": {"0"}, "beta_max": {"0"}, "advance": {"-1", "0"}, "reveal_weight": {"0"},
     "uncertain": {"0"}}
@@ -170,7 +171,7 @@ def test_a_number_that_is_none_or_too_large_gets_one_line_and_leaves_nothing(
 def test_a_list_a_text_or_an_empty_option_is_refused_in_the_same_way(script, runs, outcome):
     for action in actions_of(script, runs):
         numeric = getattr(action.type, "__name__", None) in ("int", "float")
-        if numeric or action.dest in ("run", "arm", "part"):
+        if numeric or action.dest in ("run", "file", "arm", "part"):
             continue
         option = action.option_strings[0]
         values = [""]
