@@ -122,19 +122,21 @@ def intervene(model, task, limits, length=64, spacing=2, traces=64, seed=0):
     return np.array(accuracy)
 
 
-def fit_probe(states, elements, group):
+def fit_probe(states, perms):
     """A linear map from a state to its permutation: least squares onto the n x n matrix with a 1
-    where variable i holds value j. Shapes: states [N, ...], elements [N] -> weights [features, nn].
+    where variable i holds value j. Shapes: states [N, ...], perms [N, n] -> weights [features, nn].
+
+    snap.py fits the other way round, from the permutation to the state.
     """
-    targets = F.one_hot(torch.from_numpy(group.elements[elements]), group.degree).float()
+    targets = F.one_hot(torch.from_numpy(perms), perms.shape[-1]).float()
     return torch.linalg.lstsq(states.flatten(1), targets.flatten(1), driver="gelsd").solution
 
 
-def probe_accuracy(weights, states, elements, group):
+def probe_accuracy(weights, states, perms):
     """Share of states of which the map reads every variable rightly."""
-    n = group.degree
+    n = perms.shape[-1]
     read = (states.flatten(1) @ weights).view(-1, n, n).argmax(-1)
-    return (read == torch.from_numpy(group.elements[elements])).all(-1).float().mean().item()
+    return (read == torch.from_numpy(perms)).all(-1).float().mean().item()
 
 
 # --- The head built by hand -----------------------------------------------------------------------

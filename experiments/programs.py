@@ -41,9 +41,9 @@ import numpy as np
 
 from data import number, user_errors
 from eval import append_record, log_probabilities
-from experiments.heads import load_repl_run
+from experiments.heads import Untracked, load_repl_run, tracking_heads
 from experiments.sessions import execute
-from experiments.snap import NoClusters, Snapped, heads_and_states
+from experiments.snap import Snapped, fit_image
 from experiments.unroll import STEPS, USABLE, Refused, Unroller, names_in
 from models import choose_device
 
@@ -118,12 +118,12 @@ def answers(model, task, events, device="cpu"):
 
 
 def put_back(model, task, device="cpu"):
-    """The model with its state put back after each command, or None if it has no such states."""
+    """The model with its state put back after each command, or None if no head of it tracks."""
     try:
-        heads, states = heads_and_states(model, task, device)
-    except NoClusters as error:
+        image, _ = fit_image(model, task, tracking_heads(model, task, device), device=device)
+    except Untracked as error:
         return print(f"not put back: {error}")
-    return Snapped(model, task, heads, states) if heads else None
+    return Snapped(model, task, image)
 
 
 def blind(prints):

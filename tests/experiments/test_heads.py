@@ -9,8 +9,9 @@ from conftest import SMALL
 from machine import SwapMachine
 
 from data import TASKS, Group, ReplTask, generator
-from experiments.heads import (collect_states, delta_blocks, drift, load_repl_run, read_heads,
-                               scan_inputs, settled_ends, settling_tokens, spread, tracking_heads)
+from experiments.heads import (LinearImage, ask_all, collect_states, delta_blocks, drift,
+                               load_repl_run, nearest, read_heads, scan_inputs, settled_ends,
+                               settling_tokens, spread, tracking_heads, write_heads)
 from models import build
 from scan import delta_rule_recurrent, exchange_key
 
@@ -55,6 +56,10 @@ def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():
     held = read_heads(state, heads)
     assert held.shape == (3, 2, 6, 6)
     assert (held - torch.stack(expected, 1)).abs().max() < 1e-10
+    other, fresh = write_heads(state, heads, held + 1), torch.randn(3, 2, 6, 6).double()
+    assert torch.equal(read_heads(write_heads(state, heads, fresh), heads), fresh)
+    assert torch.equal(read_heads(state, heads), held)  # the state that was given is left alone
+    assert torch.equal(other[3][:, 0], state[3][:, 0])
 
 
 @pytest.mark.parametrize("commands, mark", [("full", " = "), ("swap", "\n")])
@@ -72,10 +77,10 @@ def test_a_command_has_settled_in_the_line_after_it(commands, mark):
 def test_the_states_of_the_hand_built_head_are_the_permutations():
     """Slot x holds the value of variable x after each command; the spares are empty again."""
     machine = SwapMachine("S4")
-    states, elements = collect_states(machine, machine.task, [(0, 0)], 6, 10, 5,
-                                      generator(0, "valid"))
-    held = torch.from_numpy(np.eye(4)[machine.task.group.elements[elements]])
-    assert states.shape == (6, 10, 1, 8, 4) and len(np.unique(elements)) > 10
+    states, perms = collect_states(machine, machine.task, [(0, 0)], 6, 10, 5,
+                                   generator(0, "valid"))
+    held = torch.from_numpy(np.eye(4)[perms])
+    assert states.shape == (6, 10, 1, 8, 4) and len(np.unique(perms.reshape(60, 4), axis=0)) > 10
     assert (states[:, :, 0, :4] - held).abs().max() < 1e-10
     assert states[:, :, 0, 4:].abs().max() < 1e-10
 
@@ -113,3 +118,103 @@ def test_only_runs_on_plain_traces_are_loaded(small_run, tmp_path, monkeypatch):
         monkeypatch.setitem(TASKS, "coins", ReplTask)
         load_repl_run(tmp_path)
     assert load_repl_run(small_run)[1].group.name == "S3"
+
+
+# --- The permutation in a state -------------------------------------------------------------------
+
+def image_of(name, count=400):
+    """The image fitted to states that are a random linear map of permutation matrices; a function
+    that makes such states; and the permutations."""
+    group = Group(name)
+    perms, mix = group.draw((count,), generator(0, "valid")), torch.randn(group.degree**2, 2, 7, 9)
+    def make(perms):
+        return torch.tensordot(torch.eye(group.degree)[perms].flatten(1), mix, 1).double() + 3.0
+    return LinearImage([(1, 0), (1, 1)], make(perms), perms), make, perms
+
+
+@pytest.mark.parametrize("name, directions", [
+    ("S5", 16), ("A5", 16), ("A3", 2), ("Z7", 6), ("D6", 9), ("D5", 8), ("D4", 5), ("A4xZ5", 13)])
+def test_a_group_spans_as_many_directions_as_its_parts_say(name, directions, monkeypatch):
+    """(n - 1)^2 for S_n and A_n, n - 1 for Z_n, 2n - 3 or 2n - 2 for D_n, and sums for products. A
+    state is read and written without loss."""
+    monkeypatch.setattr("experiments.heads.SHORTEST", 1e-6)  # random maps have short directions
+    image, make, perms = image_of(name)
+    assert len(image.sizes) == directions
+    P = image.read(make(perms))
+    assert (P - torch.eye(image.n)[perms]).abs().max() < 1e-5
+    assert (image.correct(make(perms)) - make(perms)).abs().max() < 1e-4
+
+
+def test_the_matrix_of_a_product_is_block_diagonal():
+    """Whatever the state is, the entries between the factors are read as 0."""
+    P = image_of("A4xZ5")[0].read(torch.randn(20, 2, 7, 9).double())
+    assert P[:, :4, 4:].abs().max() < 1e-10 and P[:, 4:, :4].abs().max() < 1e-10
+    assert P[:, :4, :4].abs().max() > 0.1
+
+
+def test_the_directions_of_the_head_built_by_hand_are_of_one_length():
+    """One-hot keys and values: all 16 singular values of S5 are equal, up to the sample."""
+    machine = SwapMachine("S5")
+    states, perms = collect_states(machine, machine.task, [(0, 0)], 8, 10, 5,
+                                   generator(0, "valid"))
+    image = LinearImage([(0, 0)], states, perms)
+    assert len(image.sizes) == 16 and (image.sizes - 1).abs().max() < 1e-10
+
+
+def test_a_direction_that_the_head_does_not_use_is_not_read():
+    """States of Z7 on a circle, with noise: two of six directions, and every element is read."""
+    perms = Group("Z7").draw((500,), generator(0, "valid"))
+    angle = torch.from_numpy(perms[:, 0]).float() * (2 * torch.pi / 7)
+    circle = torch.stack([angle.cos(), angle.sin()], -1) @ torch.randn(2, 12)
+    states = (circle + 0.05 * torch.randn(500, 12)).view(500, 1, 3, 4)
+    image = LinearImage([(1, 0)], states[:300], perms[:300])
+    assert len(image.sizes) == 2
+    assert (nearest(image.read(states[300:])).numpy() == perms[300:]).all()
+
+
+def test_the_nearest_permutation_is_found_if_no_entry_is_off_by_a_half():
+    """Also against all 120 of S5 by distance; and a matrix whose largest entries share a column."""
+    perms = torch.from_numpy(Group("S5").elements)
+    P = torch.eye(5)[perms] + 0.98 * (torch.rand(120, 5, 5) - 0.5)
+    assert torch.equal(nearest(P), perms)
+    apart = torch.cdist(P.flatten(1), torch.eye(5)[perms].flatten(1))
+    assert torch.equal(apart.argmin(1), torch.arange(120))
+    assert nearest(torch.tensor([[0.9, 0.1], [0.8, 0.7]])).tolist() == [0, 1]
+    assert nearest(torch.rand(4, 1, 3, 3)).shape == (4, 1, 3)
+
+
+def test_the_residual_and_the_margin_are_those_of_their_definition():
+    """Of states with noise, one by one: the distance of S from its image, over the rms distance of
+    the states from their mean; and of P from all permutations with two values exchanged."""
+    image, make, perms = image_of("S4")
+    exact = make(perms)
+    states = exact[:10] + 0.4 * torch.randn(10, 2, 7, 9)
+    found, residual, margin = image.certify(states)
+    assert (found.numpy() == perms[:10]).all()
+    spread = (exact - exact.mean(0)).flatten(1).norm(dim=1).square().mean().sqrt()
+    assert torch.allclose(residual, (states - exact[:10]).flatten(1).norm(dim=1) / spread)
+    for P, perm, value in zip(image.read(states), perms, margin):
+        wrong = []
+        for i in range(4):
+            for j in range(i):
+                exchanged = perm.copy()
+                exchanged[[i, j]] = perm[[j, i]]
+                wrong.append((P - torch.eye(4)[exchanged]).norm())
+        assert torch.isclose(value, min(wrong) / (P - torch.eye(4)[perm]).norm())
+
+
+def test_each_question_starts_from_the_same_state():
+    """What a model has read when it answers: the past and one question, for each variable."""
+    task, read = ReplTask(Group("S3")), []
+
+    class Listener:
+        def stream(self, tokens, state):
+            read.append([past + task.decode(row) for past, row in zip(state, tokens)])
+            logits = torch.zeros(*tokens.shape, len(task.vocab))
+            logits[:, -1, task.value_tokens[len(read) % 3]] = 1
+            return logits, read[-1]
+
+    answers = ask_all(Listener(), task, ["one; ", "two; "], 2)
+    assert answers.tolist() == [[1, 2, 0]] * 2
+    assert read == [[f"{past}; >>> print('{x}', {x})\n{x} " for past in ("one", "two")]
+                    for x in "abc"]

@@ -114,13 +114,11 @@ def test_an_intervention_narrows_one_head_and_is_undone(monkeypatch):
 def test_the_probe_reads_a_permutation_that_is_there_and_none_that_is_not():
     """States that are a random linear image of the permutation matrix: read exactly on fresh
     elements. Of states without the permutation nothing can be read."""
-    group, rng = TASK.group, generator(0, "valid")
+    perms, fresh = TASK.group.draw((2, 300), generator(0, "valid"))
     mix, noise = torch.randn(16, 20), torch.randn(300, 4, 5)
-    elements, fresh = rng.integers(24, size=(2, 300))
-    states, unseen = [(torch.eye(4)[group.elements[e]].flatten(1) @ mix).view(-1, 4, 5)
-                      for e in (elements, fresh)]
-    assert probe_accuracy(fit_probe(states, elements, group), unseen, fresh, group) == 1
-    assert probe_accuracy(fit_probe(noise, elements, group), noise.flip(0), fresh, group) < 0.2
+    states, unseen = [(torch.eye(4)[p].flatten(1) @ mix).view(-1, 4, 5) for p in (perms, fresh)]
+    assert probe_accuracy(fit_probe(states, perms), unseen, fresh) == 1
+    assert probe_accuracy(fit_probe(noise, perms), noise.flip(0), fresh) < 0.2
 
 
 # --- The head built by hand -----------------------------------------------------------------------

@@ -639,5 +639,5 @@ def test_the_table_of_the_header_is_what_was_recorded():
 
 
 def test_a_model_without_states_is_read_alone(monkeypatch, capsys):
-    monkeypatch.setattr(programs, "heads_and_states", lambda *_: ([], []))
+    monkeypatch.setattr(programs, "tracking_heads", lambda *_: [])
     assert programs.put_back(None, TASK) is None

@@ -63,11 +63,11 @@ SCRIPTS = {  # name: main, and a command line that is over in a moment; RUN stan
                                               "--record", "r.jsonl"]),
     "programs": (programs.main, ["RUN", str(ROOT / "experiments/results/programs/josephus.py")]),
     "ladder count": (part(ladder.main, "count"), ["DIAGONAL", "--record", "r.jsonl"])}
-NO_COMMAND_LINE = {"automata", "heads", "sessions", "unroll", "__init__"}
+NO_COMMAND_LINE = {"automata", "extract", "heads", "sessions", "unroll", "__init__"}
 NO_NUMBERS = {"figures"}  # one option, a folder
 LISTS = {"curriculum", "lengths", "test_lengths", "stage_steps", "counts", "seeds"}
 TEXTS = {"group", "device", "arm", "part"}
-FILES = {"run", "file", "out", "record", "plot", "states"}
+FILES = {"run", "file", "out", "record", "plot"}
 MEANT = {  # the values among VALUES that an option takes
     "seed": {"0"}, "beta_max": {"0"}, "advance": {"-1", "0"}, "reveal_weight": {"0"},
     "uncertain": {"0"}}
@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(script, runs, 
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for action in actions_of(script, runs):
-        if action.dest not in ("record", "plot", "states", "out"):
+        if action.dest not in ("record", "plot", "out"):
             continue
         end = ".png" if action.dest == "plot" else ""
         for path in (f"file/below{end}", f"missing/below{end}", "folder", "x" * 300 + end):
@@ -322,24 +322,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(script, runs, 
                 continue  # an empty folder will do, and a folder is made
             code, line, left = outcome(script, f"--{action.dest}={path}")
             assert code == 2 and "error: " in line and not left, (script, action.dest, path, line)
-
-
-def test_a_states_file_of_another_model_is_stale(runs, outcome, tmp_path, monkeypatch):
-    """The states belong to the weights: those of another seed, and damaged ones, are refused."""
-    monkeypatch.setattr(snap, "tracking_heads", lambda *_: [(1, 0)])
-    monkeypatch.setattr(snap, "find_states", lambda *_: torch.randn(6, 1, 4, 4))
-    train.main([*SMALL, "--seed", "1", "--out", str(tmp_path / "other")])
-    assert outcome("snap", "--states=kept.pt")[0] == 0  # and the fixture deletes the file
-    snap.main([str(runs["RUN"]), *PLAIN, "--states", "kept.pt"])
-    whole = Path("kept.pt").read_bytes()
-    assert outcome("snap", "--states=kept.pt")[0] == 0
-    code, line, _ = outcome_of(lambda script: outcome(script, "--states=kept.pt"), "snap", "RUN",
-                               tmp_path / "other")
-    assert code == 2 and "does not hold the states of this model" in line
-    for how in ("foreign", "other", "cut", "empty", "flipped", "code"):
-        spoil(Path("kept.pt"), how, whole)
-        code, line, _ = outcome("snap", "--states=kept.pt")
-        assert code == 2 and "does not hold the states of this model" in line, how
 
 
 # --- A run folder ---------------------------------------------------------------------------------
