@@ -28,6 +28,7 @@ import argparse
 import contextlib
 import itertools
 import re
+import signal
 import string
 import sys
 from functools import cached_property
@@ -75,8 +76,6 @@ class Group:
 
     Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral (order 2n), products like
     A4xZ5 (degree 4 + 5). Elements are numbered in lexicographic order; 0 is the identity.
-
-    Raises: ValueError for an unknown name, over 26 points, or a listing of over a million elements.
     """
 
     FAMILIES = {  # name: (smallest n, order as a function of n)
@@ -417,4 +416,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # `| head -1` ends it
     main()

@@ -102,7 +102,7 @@ def config_of(args):
     return config, task
 
 
-PARTS = {"config.json", "log.jsonl", "model.pt", "lock", ".DS_Store"}  # macOS adds the last
+PARTS = {"config.json", "log.jsonl", "model.pt", "lock", "lock-journal", ".DS_Store"}  # of macOS
 LOCKS = {}  # of the folders that this process trains in; no lock outlives its process
 
 

@@ -1,6 +1,6 @@
-"""40 runs are killed at random moments and gone on with. All must end with the bits of the whole one.
+"""40 runs are killed at random moments and gone on with: all must end with the bits of a whole one.
 
-    python tests/experiments/stress_kills.py --kills 40      # a minute or two; not a part of the suite
+    python tests/experiments/stress_kills.py --kills 40    # minutes; it is no part of the suite
 
 Half of the kills fall into the first moments, when the folder, its lock, config.json and the first
 checkpoint are made; the others anywhere in the run, and again in the resumed one. A kill is
@@ -64,6 +64,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    torch.optim.AdamW([torch.zeros(1)])  # imports what the first optimiser imports
     rng, counts = random.Random(args.seed), {}
     with tempfile.TemporaryDirectory() as place:
         place = Path(place)
@@ -90,8 +91,10 @@ def main(argv=None):
             key = ("early" if early else "late", "checkpoint" if "model.pt" in left else "none yet")
             good, total = counts.get(key, (0, 0))
             counts[key] = good + equal, total + 1
+            print(".", end="", flush=True)
             if not equal:
                 print(f"trial {trial}: exit code {code}, left {left}")
+    print()
     for (when, had), (good, total) in sorted(counts.items()):
         print(f"killed {when}, checkpoint left: {had:<10}  {good} of {total} with the same bits")
     good = sum(good for good, _ in counts.values())

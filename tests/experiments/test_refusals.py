@@ -284,8 +284,8 @@ def test_a_whole_file_of_strange_content_gets_one_line(small_run, tmp_path, monk
     entries = [("config",), ("model",), *(("config", key) for key in truth["config"]),
                *(("config", "options", key) for key in truth["config"]["options"])]
     tried = 0
-    for entry in entries:
-        for value in STRANGE:
+    for i, entry in enumerate(entries):
+        for value in (STRANGE * 2)[i % 8:i % 8 + 3]:
             torch.save(changed(truth, entry, value), tmp_path / "model.pt")
             try:
                 evaluation.load_run(tmp_path)
@@ -333,7 +333,7 @@ def weights_of(folder):
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_a_run_stopped_in_its_first_seconds_starts_over(small_run, tmp_path, resume):
     """Whatever such a run can leave, a start or a resume brings the run; other files stay alone."""
-    for i, names in enumerate([["config.json", "lock", ".DS_Store"], ["config.json.partial"],
+    for i, names in enumerate([["lock-journal", "lock", ".DS_Store"], ["config.json.partial"],
                                ["config.json", "log.jsonl", "model.pt.partial"]]):
         folder = tmp_path / str(i)
         folder.mkdir()
@@ -360,7 +360,7 @@ def test_a_damaged_log_and_config_are_mended_by_a_resume(small_run, tmp_path):
     config = (small_run / "config.json").read_text()
     for damage in (None, "", "{", "[1]", "\x00" * 9):
         log = tmp_path / "run" / "log.jsonl"
-        log.write_bytes(b'no JSON\n{"step": "x"}\n\xff\xfe\n' + log.read_bytes() + b'{"step": 9, "lo')
+        log.write_bytes(b'no JSON\n{"step": "x"}\n\xff\xfe\n' + log.read_bytes() + b'{"step": 9')
         if damage is None:
             (tmp_path / "run" / "config.json").unlink()
         else:
@@ -502,9 +502,8 @@ def test_a_closed_pipe_or_ctrl_c_while_importing_leaves_no_traceback(
     start, while torch is imported."""
     words = {"RUN": [str(small_run), *PLAIN], "SMALL": [*SMALL, "--out", str(tmp_path / "run")]}
     argv = [x for word in command.split() for x in words.get(word, [word])]
-    unbuffered = ["-u"] * (command != "data.py")  # its few lines leave in one piece
-    process = subprocess.Popen([sys.executable, *unbuffered, *argv], cwd=ROOT,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-u", *argv], cwd=ROOT, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
     process.stdout.close()
     shown = process.stderr.read().decode()
     process.wait()
