@@ -244,7 +244,7 @@ def drift(lengths, extracted):
 def snapping(runs):
     """Accuracy by length, alone and snapped after every command; and with rarer snaps."""
     ways, rare = {"alone": {}, "snapped": {}}, {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: int(setting(run, "interval", 0))):
         accuracy = {row["length"]: row["all"] for row in run["results"]}
         if setting(run, "interval"):
             rare.setdefault(run["seed"], {})[int(setting(run, "interval"))] = accuracy[2048]
@@ -266,7 +266,7 @@ def snapping(runs):
 
 
 def beliefs(title, runs, schedule):
-    """KL from the exact filter by length, or by cycle: a panel for each length of the last stage."""
+    """KL from the exact filter by length, or by cycle: a panel for each last stage."""
     budgets, random = sorted({run["last_steps"] for run in runs}), schedule == "random"
     figure, (panels,) = canvas(title, 1, len(budgets), (9, 4.4), sharey=True)
     for axes, steps in zip(panels, budgets):

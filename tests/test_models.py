@@ -98,5 +98,6 @@ def test_rotary_scores_depend_on_the_distance_only():
 
 
 def test_the_parameter_counts_are_within_15_percent_of_one_another():
-    counts = [sum(p.numel() for p in build(name, 22).parameters()) for name in MODELS]
+    counts = [sum(p.numel() for p in build(name, 22).parameters())
+              for name in ("linrnn", "transformer", "lstm")]
     assert max(counts) < 1.15 * min(counts)

@@ -70,7 +70,7 @@ TEXTS = {"group", "device", "arm", "part"}
 FILES = {"run", "file", "out", "record", "plot"}
 MEANT = {  # the values among VALUES that an option takes
     "seed": {"0"}, "beta_max": {"0"}, "advance": {"-1", "0"}, "reveal_weight": {"0"},
-    "uncertain": {"0"}}
+    "uncertain": {"0"}, "repeat": {"0"}}
 
 
 @pytest.fixture(scope="session")
@@ -161,6 +161,7 @@ def test_a_number_that_is_none_or_too_large_gets_one_line_and_leaves_nothing(
         for value in VALUES:
             code, line, left = outcome(script, f"{action.option_strings[0]}={value}")
             meant = value in MEANT.get(action.dest, ())
+            meant &= "no head of this model tracks" not in line  # the small run is untrained
             assert code == (0 if meant else 2), (script, action.dest, value, line)
             assert meant or ("error: " in line and not left), (script, action.dest, value, left)
             count += 1
