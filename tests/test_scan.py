@@ -185,13 +185,20 @@ def test_what_does_not_fit_is_refused_by_letter():
                          ((q[..., :4], k, v, beta, state), r"q must be \[..., T=37, K=5\]"),
                          ((q, k, v[:, :, 1:], beta, state), "v must be"),
                          ((q, k, v, beta, state.mT), "state must be"),
+                         ([x.long() for x in (q, k, v, beta)], "floating-point type"),
+                         ([x[0, 0, 0] for x in (q, k, v, beta)], "k must be"),
                          ([x[:, :, :0] for x in (q, k, v, beta)], "T >= 1")]:
         for function in (delta_rule_recurrent, delta_rule_chunked):
             with pytest.raises(ValueError, match=words):
                 function(*wrong)
+    with pytest.raises(ValueError, match="chunks need float32"):
+        delta_rule_chunked(*[x.half() for x in (q, k, v, beta)])
     with pytest.raises(ValueError, match="chunk_size must be at least 1"):
         delta_rule_chunked(q, k, v, beta, state, chunk_size=0)
-    with pytest.raises(ValueError, match=r"k must be \[..., T, R, K\]"):
-        delta_product(q, k, v, beta, state)
     with pytest.raises(RuntimeError, match="cannot be differentiated again.*delta_rule_recurrent"):
         torch.autograd.grad(delta_rule_chunked(q, k, v, beta)[0].sum(), q, create_graph=True)
+    q, k, v, beta, state = inputs(T=11, writes=(3,))
+    for wrong in ((q, *[x.transpose(2, 3) for x in (k, v, beta)]), (k, k, v, beta), (q, q, v, beta),
+                  (q, k, v.transpose(2, 3), beta), (q, k, v, beta.transpose(2, 3))):
+        with pytest.raises(ValueError, match=r"k must be \[..., T, R, K\]"):
+            delta_product(*wrong)

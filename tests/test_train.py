@@ -132,13 +132,10 @@ def test_a_run_that_was_cut_and_resumed_is_bit_identical(
     whole, resumed, made, fsync = tmp_path / "whole", tmp_path / "resumed", [], os.fsync
     train.main([*LONGER, "--out", str(whole)])
 
-    def half(_):
-        raise RuntimeError(how)
-
     def cut(number, *_):
         made.append(number)
         if number == 12 and how == "power cut":
-            monkeypatch.setattr(os, "fsync", half)
+            monkeypatch.setattr(os, "fsync", Mock(side_effect=RuntimeError(how)))
         elif number == 12:
             signal.raise_signal(getattr(signal, how))
 

@@ -77,7 +77,7 @@ def main(argv=None):
             resume, kills = [], 1 if early else rng.choice([1, 2])
             for _ in range(kills):
                 process = start([*COMMAND, "--out", str(folder), *resume])
-                time.sleep(rng.uniform(0, 0.25 if early else 1.0) * seconds)
+                time.sleep(rng.uniform(0, 0.08 if early else 1.0) * seconds)
                 os.kill(process, signal.SIGKILL)
                 end(process)
                 resume = ["--resume"]
