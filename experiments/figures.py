@@ -218,23 +218,25 @@ def drift(lengths, extracted):
 
 def snapping(runs):
     """Accuracy by length, alone and snapped after every command; and with rarer snaps."""
-    figure, ((left, right),) = canvas(
-        "Put back on its states after each command, the network gets every reveal right;\n"
-        "on two seeds one snap in 128 commands is enough", 1, 2, (9, 4.2), sharey=True)
     ways, rare = {"alone": {}, "snapped": {}}, {}
     for run in runs:
         accuracy = {row["length"]: row["all"] for row in run["results"]}
-        if setting(run, "snap_every"):
-            rare.setdefault(run["seed"], {})[int(setting(run, "snap_every"))] = accuracy[1024]
+        if setting(run, "interval"):
+            rare.setdefault(run["seed"], {})[int(setting(run, "interval"))] = accuracy[2048]
         elif len(accuracy) > 1:  # the runs of five seeds of S5
-            ways["snapped" if "--snap" in run["command"] else "alone"][run["seed"]] = accuracy
+            way = "snapped" if "experiments.snap" in run["command"] else "alone"
+            ways[way][run["seed"]] = accuracy
+    right = [interval for interval in rare[0] if all(row[interval] == 1 for row in rare.values())]
+    figure, ((far, seldom),) = canvas(
+        "Put back on its permutation after each command, the network gets every reveal right;\n"
+        f"on two seeds one snap in {max(right)} commands is enough", 1, 2, (9, 4.2), sharey=True)
     found = {way: ([*seeds[0]], [[*row.values()] for row in seeds.values()], colour)
              for (way, seeds), colour in zip(ways.items(), (BLUE, RED))}
-    draw(left, found, 0.2, 64, [64, 256, 1024, 8192], ylim=(0, 1.02), ylabel="accuracy",
+    draw(far, found, 0.2, 64, [64, 256, 1024, 8192], ylim=(0, 1.02), ylabel="accuracy",
          xlabel="length of the trace")
-    draw(right, {f"seed {seed}": ([*row], [[*row.values()]], (BLUE, SKY)[seed > 0])
-                 for seed, row in rare.items()}, 0.2, None, [16, 32, 64, 128, 256],
-         xlabel="commands from snap to snap, at (1024,128)")
+    draw(seldom, {f"seed {seed}": ([*row], [[*row.values()]], (BLUE, SKY)[seed > 0])
+                  for seed, row in rare.items()}, 0.2, None, [32, 64, 128, 256],
+         xlabel="commands from snap to snap, at (2048,128)")
     return figure
 
 
