@@ -25,16 +25,21 @@ Next: scan.py, a linear recurrence that can execute such a program.
 """
 
 import argparse
+import contextlib
 import itertools
 import re
+import signal
 import string
+import sys
 from functools import cached_property
 from math import factorial
 from typing import NamedTuple
 
 import numpy as np
 
+COMMANDS = ["full", "swap"]  # a whole group element per command, or one transposition
 MAX_ENUMERATED = 1_000_000  # elements that .elements is willing to list (S9 fits, S10 does not)
+MAX_COMMANDS = 2**22  # in all traces that are drawn at once: S5 then fills some gigabytes
 
 
 # --- Groups, as permutations ----------------------------------------------------------------------
@@ -46,7 +51,6 @@ def is_odd(perms):
 
 def draw_factor(kind, n, shape, rng):
     """Uniform elements of S<n>, A<n>, Z<n> or D<n>, without listing the group: [*shape, n]."""
-    points = np.arange(n)
     if kind in "SA":
         perms = rng.random((*shape, n)).argsort(-1)
         if kind == "A":  # make the odd ones even: odd and even pair up by swapping the last two
@@ -55,7 +59,7 @@ def draw_factor(kind, n, shape, rng):
         return perms
     shift = rng.integers(n, size=(*shape, 1))
     flip = rng.choice([1, -1], size=(*shape, 1)) if kind == "D" else 1
-    return (flip * points + shift) % n
+    return (flip * np.arange(n) + shift) % n
 
 
 def list_factor(kind, n):
@@ -72,8 +76,6 @@ class Group:
 
     Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral (order 2n), products like
     A4xZ5 (degree 4 + 5). Elements are numbered in lexicographic order; 0 is the identity.
-
-    Raises: ValueError for an unknown name, over 26 points, or a listing of over a million elements.
     """
 
     FAMILIES = {  # name: (smallest n, order as a function of n)
@@ -151,10 +153,7 @@ class Group:
 
 
 def run_commands(commands, state=None):
-    """The state after each command: s_t = s_{t-1}[g_t].
-
-    Shapes: commands [B, L, n]; state [B, n] or None (the identity) -> [B, L, n].
-    """
+    """The state after each command, s_t = s_{t-1}[g_t]: [B, L, n], [B, n] or None -> [B, L, n]."""
     batch, length, n = commands.shape
     state = np.broadcast_to(np.arange(n), (batch, n)) if state is None else state
     states = np.empty_like(commands)
@@ -174,9 +173,6 @@ class Batch(NamedTuple):
     best: np.ndarray = None  # [B, reveals of a trace, vocabulary] what an ideal reader predicts
 
 
-COMMANDS = ["full", "swap"]  # a whole group element per command, or one transposition
-
-
 def draw_commands(group, commands, shape, rng):
     """Random commands, uniform over the alphabet: [*shape, n]."""
     if commands == "full":
@@ -192,8 +188,6 @@ class ReplTask:
     A token is a symbol of a small lossless lexer, in which a comma belongs to the name after it. A
     trace is n lines `>>> a = 1`, then L commands, and after every S of them a reveal:
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
-
-    Raises: ValueError for swaps of a group that has none.
     """
 
     default_curriculum = "2:1,8:1,16:2,32:4,64:8"
@@ -229,45 +223,29 @@ class ReplTask:
                              f"of the spacing; got length {length}, spacing {spacing}")
 
     def model_defaults(self):
-        """Options of a model that follow from the task: its local block sees n + 3 tokens.
-
-        n + 1 reach from the last name of a side back to the `>>> ` or ` = ` ahead of its first, and
-        so tell a name its place. They suffice (S5, 3 of 3 seeds); the two more are a margin.
-        """
-        return {"conv_width": self.group.degree + 3}
+        """Options of a model that follow from the task."""
+        return {"conv_width": self.group.degree + 3}  # n + 1 see one side of a command, 2 to spare
 
     def encode(self, text):
         """Token ids of a trace: decode(encode(text)) == text. Raises: ValueError."""
-        ids, at = [], 0
-        while at < len(text):
-            match = self._lexer.match(text, at)
-            if match is None:
-                raise ValueError(f"no symbol of {self.group.name} traces begins at character {at}: "
-                                 f"{text[at:at + 10]!r}")
-            ids.append(self._id[match[0]])
-            at = match.end()
-        return ids
+        symbols = self._lexer.findall(text)  # it skips what is no symbol
+        if "".join(symbols) != text:
+            raise ValueError(f"not all of {text!r} is made of symbols of {self.group.name} traces")
+        return [self._id[symbol] for symbol in symbols]
 
     def decode(self, ids):
         """The text of a sequence of token ids."""
         return "".join(self.vocab[i] for i in ids)
 
     def sample(self, batch, length, spacing, rng):
-        """Random traces.
-
-        Shapes: tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
-        Raises: ValueError if L is not a positive multiple of S.
-        """
+        """Random traces: tokens int64 [B, T]; reveals bool [B, T], True at a revealed value."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
         return self.write(commands, asked)
 
     def write(self, commands, asked):
-        """The traces of given commands, with the `asked` variables revealed at even spacing.
-
-        Shapes: commands [B, L, n], asked [B, L/S] -> tokens [B, T], reveals [B, T].
-        """
+        """The traces of commands [B, L, n] that reveal the variables asked, [B, L/S]: as sample."""
         return self.assemble(self.command_tokens(commands), asked, self.answers(commands, asked))
 
     def answers(self, commands, asked):
@@ -320,7 +298,7 @@ class ReplTask:
     def _line(self, shape, *parts):
         """Side by side, one token each: symbols, and arrays of ids [*shape] -> [*shape, parts]."""
         return np.stack([np.broadcast_to(self._id[part] if isinstance(part, str) else part, shape)
-                         for part in parts], -1)
+                         for part in parts], -1, dtype=np.int64)
 
     def training_batch(self, batch, length, spacing, rng):
         """Random traces as a Batch: the target at each position is the token after it."""
@@ -335,7 +313,6 @@ class WordTask:
 
     This is a sequence-to-sequence task, not next-token prediction. Every position is revealed, so
     the spacing is always 1. With commands="swap" the words are made of transpositions only.
-    Source: Merrill et al. 2024, section 6.
     """
 
     default_curriculum = "2:1,8:1,16:1,32:1,64:1"
@@ -370,13 +347,16 @@ class WordTask:
 TASKS = {"repl": ReplTask, "word": WordTask}
 
 
-def parse_stages(text, task):
-    """'8:1,16:2' -> [[8, 1], [16, 2]], each a length and a spacing that the task accepts."""
+def parse_stages(text, task, traces=1, most=MAX_COMMANDS):
+    """'8:1,16:2' -> [[8, 1], [16, 2]], if the task accepts each stage. Raises: ValueError."""
     if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
         raise ValueError(f"expected LENGTH:SPACING,..., as in 8:1,16:2; got {text!r}")
-    stages = [[int(number) for number in stage.split(":")] for stage in text.split(",")]
-    for stage in stages:
-        task.check(*stage)
+    stages = [[int(part) for part in stage.split(":")] for stage in text.split(",")]
+    for length, spacing in stages:
+        task.check(length, spacing)
+        if length * traces > most:
+            raise ValueError(f"{traces:,} traces of {length:,} commands are too many to be read at "
+                             f"once: at most {most:,} commands in all")
     return stages
 
 
@@ -386,26 +366,45 @@ PURPOSES = {"train": 0, "valid": 1, "test": 2, "split": 3}
 def generator(seed, purpose, *key):
     """A random generator of its own for each (seed, purpose, key), e.g. for each training step.
 
-    Generators with different arguments are independent, and none depends on how much was drawn from
-    another. So any batch can be made again without the ones before it.
+    They are all independent. So any batch can be made again without the ones before it.
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES[purpose], *key)))
+
+
+def number(low, high=10**8, kind=int):
+    """A type for argparse: a number from low to high, and so neither nan nor inf."""
+    def read(text):
+        if not low <= kind(text) <= high:
+            raise argparse.ArgumentTypeError(f"must lie in [{low}, {high}], got {text}")
+        return kind(text)
+    read.__name__ = kind.__name__  # argparse calls the type by its name if the text is no number
+    return read
+
+
+@contextlib.contextmanager
+def user_errors(parser, argv):
+    """The options. An error in this block is the user's: one line, exit code 2; elsewhere a bug."""
+    args = parser.parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):  # a terminal that lacks a letter shows its number
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        if "" in vars(args).values():
+            raise ValueError("an option is empty: leave it out, or give it a value")
+        yield args
+    except (ValueError, OSError) as error:
+        parser.error(" ".join(str(error).split()))
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Print a trace, its tokens, and the states.")
     parser.add_argument("--group", default="S5", help="S<n>, A<n>, Z<n>, D<n> or a product (A4xZ5)")
     parser.add_argument("--commands", default="full", choices=COMMANDS)
-    parser.add_argument("--length", type=int, default=4, help="number of commands")
-    parser.add_argument("--spacing", type=int, default=2, help="commands per reveal")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    try:
-        task, rng = ReplTask(Group(args.group), args.commands), generator(args.seed, "valid")
+    parser.add_argument("--length", type=number(1, 100), default=4, help="number of commands")
+    parser.add_argument("--spacing", type=number(1), default=2, help="commands per reveal")
+    with user_errors(parser, argv) as args:
+        task = ReplTask(Group(args.group), args.commands)
         task.check(args.length, args.spacing)
-    except ValueError as error:
-        parser.error(str(error))
-    tokens, _ = task.sample(1, args.length, args.spacing, rng)
+    tokens, _ = task.sample(1, args.length, args.spacing, generator(0, "valid"))
     print(f"{task.group.order:,} states, chance {task.chance:.3f}; {tokens.size} tokens\n")
     variables, width = {}, 6 * task.group.degree + 6
     for line in task.decode(tokens[0]).splitlines():
@@ -417,4 +416,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # `| head -1` ends it
     main()

@@ -13,34 +13,36 @@ Where the task knows the best prediction p there is (Batch.best), three columns 
     kl       KL(p || model) in nats: what the model loses on average by not being that reader
     excess   the same from the values that came up: mean of log p(value) - log model(value)
 
---exhaustive is a certificate: every command from every state. --interactive is a session. Run
-folders and records are read and written here. What they hold stands in train.py.
-
-Next: train.py.
+Next: train.py, which makes the run folders that are read and written here.
 """
 
 import argparse
 import contextlib
+import io
 import json
-import re
+import os
 import shlex
-import shutil
+import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
-from pickle import UnpicklingError
+
+if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import TASKS, Group, ReplTask, generator, parse_stages
+from data import TASKS, Group, ReplTask, generator, number, parse_stages, user_errors
 from models import MODELS, build, choose_device, options_of
 
 TOKENS_AT_ONCE = 2**17  # of all traces together: what a model reads in one piece
 
 
-def make_task_and_model(config):
+def make_task_and_model(config, device="cpu"):
     """Both as a function of the options. The initial weights depend on the seed only."""
     for name, registry in [(config["format"], TASKS), (config["model"], MODELS)]:
         if name not in registry:
@@ -48,33 +50,50 @@ def make_task_and_model(config):
     make_task = TASKS[config["format"]]
     task = make_task(Group(config["group"]), **{key: config[key] for key in options_of(make_task)})
     torch.manual_seed(config["seed"])
-    return task, build(config["model"], len(task.vocab), **config["options"])
+    with torch.device(device):
+        return task, build(config["model"], len(task.vocab), **config["options"])
+
+
+def read_file(path, device="cpu"):
+    """What torch.save wrote. Reading runs no code; a file of unknown content may raise anything."""
+    with zipfile.ZipFile(path) as file:
+        if damaged := file.testzip():  # torch does not look at the checksums
+            raise ValueError(f"the checksum of {damaged} does not fit")
+    return torch.load(path, map_location=device, weights_only=True)
 
 
 def load_run(folder, device="cpu"):
     """A run's checkpoint (config, progress, model, resume), task and model. Raises: ValueError."""
     try:
-        checkpoint = torch.load(Path(folder) / "model.pt", map_location=device, weights_only=True)
-        task, model = make_task_and_model(checkpoint["config"])
-        model.load_state_dict(checkpoint["model"])
-    except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError,
-            UnpicklingError) as error:
-        reason = " ".join(str(error).split())[:150] or type(error).__name__
+        checkpoint = read_file(Path(folder) / "model.pt", device)
+        task, model = make_task_and_model(checkpoint["config"], "meta")  # shapes without memory
+        model.load_state_dict(checkpoint["model"], assign=True)
+    except Exception as error:
+        reason = " ".join(str(error).split()).split(". ")[0][:150]  # without torch's advice
         raise ValueError(f"{folder}/model.pt is missing, truncated or foreign: {reason}") from None
-    return checkpoint, task, model.to(device).eval()
+    return checkpoint, task, model.float().eval()
 
 
 def replace_file(path, write):
-    """Write to a side file, then rename: a reader, or a crash, meets the old file or the new."""
-    side = path.with_name(path.name + ".partial")
-    write(side)
-    side.replace(path)
+    """A reader, or a power cut, meets the old file or the new: write beside it, then rename."""
+    side, content = path.with_name(path.name + ".partial"), io.BytesIO()
+    write(content)  # in memory, since torch.save reports a full disk as an error of its own
+    try:
+        with open(side, "wb") as file:
+            file.write(content.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        side.replace(path)
+    finally:
+        side.unlink(missing_ok=True)
 
 
 def append_record(path, command, numbers):
     """Append one JSON line: the command, what it measured, and the code that did."""
-    git, answers = ["git", "-C", str(Path(__file__).resolve().parent)], ["", ""]
-    if shutil.which("git"):
+    # The repository of this folder: not one around it, nor one that the environment names.
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "--git-dir=.git", "--work-tree=."]
+    answers = ["", ""]
+    with contextlib.suppress(OSError):  # there is no git
         answers = [subprocess.run([*git, *ask.split()], capture_output=True, text=True).stdout
                    for ask in ("describe --always", "diff HEAD -- *.py")]
     commit = answers[0].strip() + "-dirty" * bool(answers[1])  # a new record changes no code
@@ -87,8 +106,7 @@ def append_record(path, command, numbers):
 @torch.no_grad()
 def log_probabilities(model, inputs, reveals, device="cpu", note=None):
     """The log of the model's softmax at the reveals; the traces are streamed piece by piece.
-
-    Shapes: inputs, reveals [B, T], as many reveals in each trace -> [B, reveals, vocabulary], fp64.
+    Shapes: inputs, reveals [B, T], as many in each trace -> [B, reveals, vocabulary], float64.
     """
     pieces = [torch.from_numpy(x).to(device).split(max(1, TOKENS_AT_ONCE // len(x)), 1)
               for x in (inputs, reveals)]
@@ -159,16 +177,13 @@ def shortest_words(group, alphabet):
 
 
 def exhaustive(model, task, device="cpu"):
-    """Every command from every state, each variable read out in a trace of its own.
-
-    Returns the number of (state, command) pairs and a list of (state, command, expected values,
-    answers) for the wrong ones, counted from 1. The values expected are those of Group.compose.
+    """Every command from every state, each variable read out in a trace of its own: how many pairs
+    (state, command), and (state, command, expected values, answers) of the wrong ones, from 1.
     """
     group, n, alphabet, failures = task.group, task.group.degree, task.alphabet, []
     words = shortest_words(group, alphabet)
     for state, word in tqdm(words.items(), leave=False):
-        past = np.array(word, int).reshape(len(word), n)
-        commands = np.stack([np.vstack([past, command]) for command in alphabet])
+        commands = np.array([[*word, command] for command in alphabet])
         asked = np.tile(np.arange(n), len(alphabet))[:, None]
         tokens, reveals = task.write(commands.repeat(n, 0), asked)
         log_q = log_probabilities(model, tokens[:, :-2], reveals[:, 1:-1], device)
@@ -185,36 +200,28 @@ def exhaustive(model, task, device="cpu"):
 
 @torch.no_grad()
 def interact(model, task, device="cpu"):
-    """The user types the lines of a trace, at a terminal or through a pipe. The model answers each
-    print; the value that Python prints stands beside the answer, and is what the model reads next.
-    """
+    """The user types the lines of a trace. Beside each answer stands Python's, which is read on."""
     commands = [task.decode(ids)[4:-1] for ids in task.command_tokens(task.alphabet)]
-    state, variables, count = None, {}, 0
-
-    def read(text):
-        nonlocal state
-        logits, state = model.stream(torch.tensor([task.encode(text)], device=device), state)
-        return logits[0, -1].softmax(-1).max(-1)
-
-    start = task.decode(task.start_tokens())
-    print(start, end="")
-    exec(start.replace(">>> ", ""), {}, variables)
-    read(start)
+    text, variables, count = task.decode(task.start_tokens()), {}, 0
+    print(text, end="")
+    exec(text.replace(">>> ", ""), {}, variables)
+    prints = {f"print('{name}', {name})": name for name in variables}
     with contextlib.suppress(EOFError):  # the end of the input
         while True:
             line = input(">>> ").strip()
             if not sys.stdin.isatty():
                 print(line)  # a terminal has shown it already
-            asked = re.fullmatch(r"print\('(.)', \1\)", line)
-            if asked and asked[1] in variables:
-                name, value = asked[1], variables[asked[1]]
-                probability, token = read(f">>> {line}\n{name} ")
-                read(f"{value}\n")
+            if line in prints:
+                name, value = prints[line], variables[prints[line]]
+                text += f">>> {line}\n{name} "
+                logits = model(torch.tensor([task.encode(text)], device=device))
+                probability, token = logits[0, -1].softmax(-1).max(-1)
+                text += f"{value}\n"
                 print(f"{name} {task.vocab[token]}    (probability {probability:.1%}; "
                       f"Python: {value}; {count} commands so far)")
             elif line in commands:
                 exec(line, {}, variables)
-                read(f">>> {line}\n")
+                text += f">>> {line}\n"
                 count += 1
             else:
                 print(f"type a command such as {commands[-1]}, or print('a', a)")
@@ -242,48 +249,41 @@ def main(argv=None):
     add = parser.add_argument
     add("run", help="a run folder, made by train.py")
     add("--lengths", help="LENGTH:SPACING,... (default: the format's own)")
-    add("--traces", type=int, default=256, help="fresh traces for each length")
-    add("--seed", type=int, default=0, help="of the traces; any seed is disjoint from training")
+    add("--traces", type=number(1, 10**5), default=256, help="fresh traces for each length")
+    add("--seed", type=number(0), default=0, help="of the traces, never those of training")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--exhaustive", action="store_true", help="every command from every state")
     add("--interactive", action="store_true", help="type the commands of a trace yourself")
     add("--plot", metavar="FILE", help="write the figure (.png, .pdf, .svg)")
     add("--record", metavar="FILE", help="append the numbers as one JSON line")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
-    args = parser.parse_args(argv)
-    try:
-        if args.traces < 1 or args.seed < 0:
-            raise ValueError(f"--traces begins at 1, --seed at 0; got {args.traces}, {args.seed}")
+    with user_errors(parser, argv) as args:
         if args.plot and Path(args.plot).suffix not in (".png", ".pdf", ".svg"):
             raise ValueError(f"--plot writes .png, .pdf and .svg; got {args.plot}")
         device = choose_device(args.device)
         checkpoint, task, model = load_run(args.run, device)
-        lengths = parse_stages(args.lengths or task.default_lengths, task)
+        lengths = parse_stages(args.lengths or task.default_lengths, task, args.traces)
         if args.exhaustive or args.interactive:
             if not isinstance(task, ReplTask):
                 raise ValueError("--exhaustive and --interactive are for traces, not for words")
             task.alphabet  # refuses a group that is too large to list
         for path in filter(None, (args.plot, args.record)):
             open(path, "a").close()  # what cannot be written is refused before the work
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    try:
-        if args.interactive:
-            return interact(model, task, device)
-        results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
-        numbers = {"config": checkpoint["config"], "results": results}
-        if args.exhaustive:
-            pairs, failures = exhaustive(model, task, device)
-            numbers["exhaustive"] = {"pairs": pairs, "right": pairs - len(failures)}
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None  # what was printed stands; nothing is recorded
-    if args.record:
-        append_record(args.record, shlex.join(["python", "eval.py", *(argv or sys.argv[1:])]),
-                      {"seed": checkpoint["config"]["seed"], **numbers, "device": device})
-    if args.plot:
-        plot(results, checkpoint["config"], args.plot)
+    if args.interactive:
+        return interact(model, task, device)
+    results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
+    numbers = {"config": checkpoint["config"], "results": results}
+    if args.exhaustive:
+        pairs, failures = exhaustive(model, task, device)
+        numbers["exhaustive"] = {"pairs": pairs, "right": pairs - len(failures)}
     if args.json:
         print(json.dumps(numbers))
+    with user_errors(parser, argv):
+        if args.record:
+            append_record(args.record, shlex.join(["python", "eval.py", *(argv or sys.argv[1:])]),
+                          {"seed": checkpoint["config"]["seed"], **numbers, "device": device})
+        if args.plot:
+            plot(results, checkpoint["config"], args.plot)
 
 
 if __name__ == "__main__":

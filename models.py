@@ -19,8 +19,6 @@ Deviations from DeltaNet as usually built, and why:
     a write strength gamma     a reflection needs beta = 2 and should write nothing
     one wide convolution       ahead of all layers, in place of a short one inside each layer
 
-Does NOT include: dropout, decay gates, weight tying.
-
 Next: eval.py.
 """
 
@@ -33,6 +31,8 @@ from torch import nn
 
 from scan import delta_product
 
+MAX_SIZE = 2**12  # of a width, and of a number of heads, layers, ...
+MAX_WEIGHTS = 300_000_000  # the paper's model has 265 million
 
 class LocalBlock(nn.Module):
     """x + W gelu(conv(norm(x))): each token sees the conv_width - 1 tokens before it.
@@ -156,9 +156,8 @@ def rotate(x, start=0):
 class LSTMBlock(nn.Module):
     """torch's own LSTM, the non-linear recurrence. State: hidden and cell, [1, B, D] each.
 
-    The forget gate begins at sigmoid(2) = 0.88. At torch's own 0.5 a value, and the gradient to it,
-    would have shrunk to 2^-13 after the 13 tokens of one S5 command.
-    Source: Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (there with a bias of 1).
+    The forget gate begins at sigmoid(2) = 0.88. At torch's own 0.5 a value would have shrunk to
+    2^-13 after one S5 command (Jozefowicz, Zaremba, Sutskever 2015, section 2.2).
     """
 
     def __init__(self, d_model):
@@ -181,7 +180,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, vocab_size, d_model, layers, conv_width, make_mixer):
         super().__init__()
-        check_sizes(vocab_size=vocab_size, d_model=d_model, layers=layers, conv_width=conv_width)
+        check_sizes(d_model, layers=layers, conv_width=conv_width)
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.norm = nn.RMSNorm(d_model)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
@@ -212,8 +211,7 @@ class LinRNN(LanguageModel):
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
                  conv_width=8):
-        check_sizes(heads=heads, householders=householders)
-        check_heads(d_model, heads)
+        check_sizes(d_model, heads, householders=householders)
         if not 0 <= beta_max <= 2:
             raise ValueError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
         super().__init__(vocab_size, d_model, layers, conv_width,
@@ -224,8 +222,7 @@ class Transformer(LanguageModel):
     """Attention as mixer: two narrower layers, since one layer cannot compose what it looked up."""
 
     def __init__(self, vocab_size, d_model=56, heads=4, layers=2, conv_width=8):
-        check_sizes(heads=heads)
-        check_heads(d_model, heads)
+        check_sizes(d_model, heads)
         if d_model // heads % 2:
             raise ValueError(f"rotary positions turn pairs: the head width d_model / heads must be "
                              f"even; got {d_model} / {heads}")
@@ -240,13 +237,10 @@ class LSTM(LanguageModel):
         super().__init__(vocab_size, d_model, layers, conv_width, lambda: LSTMBlock(d_model))
 
 
-def check_sizes(**sizes):
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1; got {size}")
-
-
-def check_heads(d_model, heads):
+def check_sizes(d_model, heads=1, **others):
+    for name, size in {"d_model": d_model, "heads": heads, **others}.items():
+        if not 1 <= size <= MAX_SIZE:
+            raise ValueError(f"{name} must be at least 1, at most {MAX_SIZE}; got {size}")
     if d_model % heads:
         raise ValueError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
 
@@ -264,10 +258,13 @@ def build(name, vocab_size, **options):
     """A model of the registry. Raises: ValueError for an unknown name or option, or a bad value."""
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}")
-    known = options_of(MODELS[name])
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(known)}")
+    if unknown := sorted(set(options) - set(options_of(MODELS[name]))):
+        raise ValueError(f"{name} has no option {', '.join(unknown)}")
+    with torch.device("meta"):  # shapes without memory
+        weights = sum(p.numel() for p in MODELS[name](vocab_size, **options).parameters())
+    if weights > MAX_WEIGHTS:
+        raise ValueError(f"a {name} of these sizes has {weights:,} weights, and at most "
+                         f"{MAX_WEIGHTS:,} are built")
     return MODELS[name](vocab_size, **options)
 
 

@@ -31,6 +31,11 @@ Next: models.py, where q, k, v and beta are computed from tokens.
 
 import argparse
 import math
+import signal
+
+if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
 
 import torch
 import torch.nn.functional as F
@@ -111,25 +116,21 @@ def delta_rule_recurrent(q, k, v, beta, state=None):
 
 
 def check_inputs(q, k, v, beta, state):
-    """The initial state, after refusing shapes that do not fit together."""
+    """The initial state, after refusing what does not fit together."""
+    if k.ndim < 2 or k.shape[-2] < 1:
+        raise ValueError(f"k must be [..., T, K] with T >= 1 tokens; got shape {tuple(k.shape)}")
     *lead, T, K = k.shape
-    V = v.shape[-1]
-    if T < 1:
-        raise ValueError(f"k must have at least one token (T >= 1); got shape {tuple(k.shape)}")
-    if q.shape != k.shape:
-        raise ValueError(f"q must have the shape of k [..., T={T}, K={K}]; got {tuple(q.shape)} "
-                         f"against {tuple(k.shape)}")
-    if tuple(v.shape[:-1]) != (*lead, T):
-        raise ValueError(f"v must be [..., T={T}, V] with the leading axes of k, {tuple(lead)}; "
-                         f"got shape {tuple(v.shape)}")
-    if tuple(beta.shape) != (*lead, T):
-        raise ValueError(f"beta must have the token axis of k (T={T}) last and its leading axes "
-                         f"{tuple(lead)}; got shape {tuple(beta.shape)}")
-    if state is None:
-        return k.new_zeros(*lead, K, V)
-    if tuple(state.shape) != (*lead, K, V):
-        raise ValueError(f"state must be [..., K={K}, V={V}] with the leading axes of k, "
-                         f"{tuple(lead)}; got shape {tuple(state.shape)}")
+    V = v.shape[-1] if v.ndim else 0
+    state = k.new_zeros(*lead, K, V) if state is None else state
+    for name, x, letters, shape in [
+            ("q", q, f"T={T}, K={K}", (*lead, T, K)), ("v", v, f"T={T}, V", (*lead, T, V)),
+            ("beta", beta, f"T={T}", (*lead, T)), ("state", state, f"K={K}, V={V}", (*lead, K, V))]:
+        if x.shape != shape:
+            raise ValueError(f"{name} must be [..., {letters}] with the leading axes of k, "
+                             f"{tuple(lead)}; got shape {tuple(x.shape)}")
+        if x.dtype != k.dtype or not x.is_floating_point():
+            raise ValueError(f"all inputs must have one floating-point type, as x.float() has; got "
+                             f"k {k.dtype}, {name} {x.dtype}")
     return state
 
 
@@ -168,13 +169,16 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
 
     Shapes: q, k [..., T, K]; v [..., T, V]; beta [..., T]; state [..., K, V] or None (zeros)
             -> out [..., T, V], state [..., K, V]. Any T >= 1; the last chunk may be short.
-    Raises: ValueError if the shapes do not fit together, or chunk_size < 1; RuntimeError if the
-            gradient is to be differentiated again.
+    Raises: ValueError if the inputs do not fit together, chunk_size < 1, or in half precision;
+            RuntimeError if the gradient is to be differentiated again.
+    Beware: a NaN or an overflow anywhere in a chunk reaches all of it, also backwards in time.
     Cost: O(T (C K + C V + K V)) in matrix products, T / C sequential steps.  Source: [2] section 3.
     """
     state_KV = check_inputs(q, k, v, beta, state)
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1 token; got {chunk_size}")
+    if k.element_size() < 4:
+        raise ValueError(f"chunks need float32 or float64, as x.float() is; got {k.dtype}")
     *lead, T, K = k.shape
     C = min(chunk_size, T)
     piece = max(1, TOKENS_AT_ONCE // max(1, math.prod(lead) * C)) * C
@@ -317,9 +321,11 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
     Raises: ValueError as delta_rule_chunked, or if k has no axis of writes.
     Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 3.
     """
-    if k.ndim != q.ndim + 1:
-        raise ValueError(f"k must be [..., T, R, K], one axis more than q [..., T, K]; got k "
-                         f"{tuple(k.shape)}, q {tuple(q.shape)}")
+    one_write = (*k.shape[:-2], *k.shape[-1:])
+    if k.ndim < 3 or q.shape != one_write or not k.shape[:-1] == v.shape[:-1] == beta.shape:
+        raise ValueError("with q [..., T, K], k must be [..., T, R, K], v [..., T, R, V] and beta "
+                         f"[..., T, R]; got q {tuple(q.shape)}, k {tuple(k.shape)}, v "
+                         f"{tuple(v.shape)}, beta {tuple(beta.shape)}")
     R = k.shape[-2]
     q_each_write = q.repeat_interleave(R, dim=-2)
     out, state = delta_rule_chunked(q_each_write, k.flatten(-3, -2), v.flatten(-3, -2),
@@ -336,8 +342,7 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 # What float32 loses: a reflection with a rounded key is not exactly orthogonal, and nothing in a
 # linear recurrence pulls the state back. The error grows with the number of steps, slowly. Over
 # 4,096 exchanges (the test of float32) chunks of 32 lost 0.9 to 5 times what the loop lost, in six
-# draws at K = 5 and 16: it is the rounding of L. With L and its solve in float64 the factor was 0.9
-# to 1.2, for 1.0 to 1.4 times the time. Left out, since Apple's GPUs have no float64.
+# draws at K = 5 and 16: it is the rounding of L.
 #
 # What the chunk size trades: a larger C means fewer sequential steps, T / C, and more work per
 # token, C K for the triangle. Memory for L is T C. On the CPUs tried 32 was the fastest.
@@ -348,9 +353,7 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Watch the swap machine execute random commands.")
     parser.add_argument("--variables", type=int, default=3, choices=range(2, 10), metavar="2-9")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    torch.manual_seed(args.seed)
     n, names = args.variables, "abcdefghi"[:args.variables]
     nothing, two = torch.zeros(1, 1).double(), torch.tensor([2.0]).double()
     slots = torch.cat([torch.arange(1, n + 1), torch.zeros(n)]).double().unsqueeze(-1)

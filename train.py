@@ -1,23 +1,21 @@
 """Train one model on one group: python train.py --model linrnn --group S5
 
-One loop for all models, formats and groups. Each step draws fresh traces; nothing is seen twice.
-Training walks through a curriculum of stages LENGTH:SPACING. A stage is left once the model answers
-more than --advance of the reveals in 3 batches running; the last stage lasts --last-steps steps. A
-run that does not get through the earlier stages within --max-steps ends there. --stage-steps fixes
-the steps of every stage instead, to give several models the same traces. Where a task knows the
-best prediction there is (Batch.best), --advance is a share of the accuracy of that prediction.
+Each step draws fresh traces; nothing is seen twice. Training walks through a curriculum of stages
+LENGTH:SPACING. A stage is left once the model answers more than --advance of the reveals in 3
+batches running; the last stage lasts --last-steps steps. A run that does not get through the
+earlier stages within --max-steps ends there. --stage-steps fixes the steps of every stage instead.
+Where a task knows the best prediction (Batch.best), --advance is a share of that one's accuracy.
 
 The learning rates do not decay. The model that is evaluated is the mean of the weights of all steps
-of the last stage (stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407). Untrained
-weights would spoil it, so it begins when some stage is learned. Till then the last weights stand.
+of the last stage (stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407). It begins
+once some stage is learned. Till then the last weights stand.
 
 The loss is the mean cross-entropy of every next token, plus --reveal-weight times that of the
-revealed values. Most tokens of a random program cannot be predicted (a full S5 command carries
-ln 120 = 4.8 nats), and the extra weight spares the optimiser much of their noise.
+revealed values: most other tokens of a random program cannot be predicted, and are noise.
 
 A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps) and
-model.pt (the weights, and all that --resume needs). Batches are a function of (seed, step), so a
-resumed run continues bit for bit on the CPU, with the same number of threads.
+model.pt (the weights, and all that --resume needs). A resumed run continues bit for bit on the CPU,
+with the same number of threads.
 
 Next: analysis.ipynb.
 """
@@ -27,124 +25,120 @@ import json
 import re
 import shlex
 import signal
+import sqlite3
 import sys
 import time
 from pathlib import Path
+
+if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
+    for name in {"SIGINT", "SIGPIPE"}.intersection(dir(signal)):  # Windows has no SIGPIPE
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 import torch
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
-from data import COMMANDS, TASKS, generator, parse_stages
+from data import COMMANDS, TASKS, generator, number, parse_stages, user_errors
 from eval import append_record, evaluate_and_print, load_run, make_task_and_model, replace_file
 from models import MODELS, choose_device, options_of
 
 WARMUP = 50  # steps over which the learning rates rise from 0
 STREAK = 3  # batches in a row that must pass --advance
 LOG_EVERY = 10  # steps
-# Options that do not change the result. All others are the run's config.
-OUTER_OPTIONS = ["device", "out", "resume", "save_every", "test_lengths", "traces", "record"]
+OUTER_OPTIONS = "device out resume save_every test_lengths traces record".split()  # not the config
 
 
 def make_parser():
     parser = argparse.ArgumentParser(prog="python train.py", description=__doc__.split("\n")[0])
-    add = parser.add_argument
+    add, rate = parser.add_argument, number(1e-9, 100, float)
     add("--model", default="linrnn", choices=MODELS)
     add("--group", default="S5", help="S<n>, A<n>, Z<n>, D<n> or a product such as A4xZ5")
     add("--format", default="repl", choices=TASKS, help="Python traces, or one token per element")
     add("--commands", default="full", choices=COMMANDS, help="whole elements, or transpositions")
-    add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not")
-    add("--householders", type=int, help="linrnn: steps per token, R")
-    add("--conv-width", type=int, help="tokens that the local block sees (default: n + 3)")
-    add("--d-model", type=int, help="width (default for this and the next two: the model's own)")
-    add("--heads", type=int)
-    add("--layers", type=int)
+    add("--beta-max", type=number(0, 2, float), help="linrnn: 2 allows the eigenvalue -1, 1 not")
+    add("--householders", type=number(1), help="linrnn: steps per token, R")
+    add("--conv-width", type=number(1), help="tokens that the local block sees (default: n + 3)")
+    add("--d-model", type=number(1), help="width (default of this and the next two: the model's)")
+    add("--heads", type=number(1))
+    add("--layers", type=number(1))
     add("--curriculum", help="stages LENGTH:SPACING,... (default: the format's own)")
-    add("--advance", type=float, default=0.97, help="reveal accuracy that ends a stage")
-    add("--last-steps", type=positive, default=150, help="steps of the last stage")
-    add("--max-steps", type=positive, default=1500, help="steps before the last stage, at most")
-    add("--stage-steps", metavar="N,N,...", help="the steps of each stage, whatever the accuracy "
-        "(in place of the three options above)")
-    add("--batch", type=positive, default=16, help="traces per step")
+    add("--advance", type=number(-1, 2, float), default=0.97, help="accuracy that ends a stage")
+    add("--last-steps", type=number(1), default=150, help="steps of the last stage")
+    add("--max-steps", type=number(1), default=1500, help="steps before the last stage, at most")
+    add("--stage-steps", metavar="N,N,...", help="the steps of each stage, instead of accuracies")
+    add("--batch", type=number(1), default=16, help="traces per step")
     add("--optimizer", default="muon", choices=["muon", "adamw"], help="of the hidden matrices")
-    add("--matrix-lr", type=positive_float, default=0.02, help="its peak learning rate")
-    add("--lr", type=positive_float, default=4e-3, help="peak learning rate of all other weights")
-    add("--reveal-weight", type=float, default=1.0, help="extra, in the loss (0: none)")
-    add("--seed", type=int, default=0, help="of the initial weights and of all traces")
+    add("--matrix-lr", type=rate, default=0.02, help="its peak learning rate")
+    add("--lr", type=rate, default=4e-3, help="peak learning rate of all other weights")
+    add("--reveal-weight", type=number(0, 100, float), default=1.0, help="extra loss (0: none)")
+    add("--seed", type=number(0), default=0, help="of the initial weights and of all traces")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--out", help="run folder (default: runs/ and a name made of the options)")
     add("--resume", action="store_true", help="go on from the run folder's last checkpoint")
-    add("--save-every", type=positive, default=50, help="steps between checkpoints")
+    add("--save-every", type=number(1), default=50, help="steps between checkpoints")
     add("--test-lengths", help="LENGTH:SPACING,... of the closing evaluation")
-    add("--traces", type=positive, default=256, help="fresh traces for each of them")
+    add("--traces", type=number(1, 10**5), default=256, help="fresh traces for each of them")
     add("--record", metavar="FILE", help="append the finished run as one JSON line")
     return parser
-
-
-def positive(text, kind=int):
-    if not kind(text) > 0:
-        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
-    return kind(text)
-
-
-def positive_float(text):
-    return positive(text, float)
 
 
 def config_of(args):
     """The options that determine the result, in full, and the task. Raises: ValueError."""
     config = {name: value for name, value in vars(args).items() if name not in OUTER_OPTIONS}
-    if args.seed < 0 or args.reveal_weight < 0:
-        raise ValueError("--seed and --reveal-weight must not be negative; "
-                         f"got {args.seed}, {args.reveal_weight}")
     of_models = {name for model in MODELS.values() for name in options_of(model)}
-    chosen = {name: config.pop(name) for name in of_models & config.keys()}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
+    chosen = {name: value for name in of_models if (value := config.pop(name, None)) is not None}
+    task, _ = make_task_and_model(config | {"options": chosen}, "meta")  # refuses bad values
     known = options_of(MODELS[args.model])
-    for name in set(chosen) - set(known):
-        raise ValueError(f"--model {args.model} has no --{name.replace('_', '-')}")
-    task, _ = make_task_and_model(config | {"options": chosen})  # refuses bad values
     defaults = {name: value for name, value in task.model_defaults().items() if name in known}
     config["options"] = known | defaults | chosen
-    config["curriculum"] = parse_stages(args.curriculum or task.default_curriculum, task)
+    config["curriculum"] = parse_stages(args.curriculum or task.default_curriculum, task,
+                                        args.batch, 2**16)  # some 12 GB at the default width
     if args.stage_steps:
         steps, stages = args.stage_steps, len(config["curriculum"])
-        if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", steps) or steps.count(",") != stages - 1:
-            raise ValueError(f"--stage-steps takes a positive number for each of the {stages} "
-                             f"stages; got {steps}")
-        config["stage_steps"] = [int(number) for number in steps.split(",")]
+        if not re.fullmatch(r"[1-9]\d{0,7}" + r",[1-9]\d{0,7}" * (stages - 1), steps):
+            raise ValueError(f"--stage-steps takes {stages} positive numbers; got {steps}")
+        config["stage_steps"] = [int(part) for part in steps.split(",")]
     return config, task
 
 
-def default_folder(args):
-    """runs/ and a name that spells out each option of the config that is not the default."""
-    left_out, plain = {"model", "group", "seed", "chapter", *OUTER_OPTIONS}, make_parser()
-    changed = [f"{name}_{value}" for name, value in vars(args).items()
-               if name not in left_out and value != plain.get_default(name)]
-    name = "-".join([args.model, args.group, *changed, f"seed{args.seed}"])
-    return Path("runs") / re.sub(r"[^\w.-]", "_", name)
+PARTS = {"config.json", "log.jsonl", "model.pt", "lock", "lock-journal", ".DS_Store"}  # of macOS
+LOCKS = {}  # of the folders that this process trains in; no lock outlives its process
 
 
-def open_folder(folder, resume, config):
-    """The checkpoint of a run to go on with; else None, and a folder made. Raises: ValueError."""
-    if resume:
+def open_folder(folder, resume, config, record=None):
+    """The checkpoint of a run to go on with, or None for a new one; makes the folder and locks it.
+    A folder without model.pt is that of a run stopped in its first seconds: that one starts over.
+    """
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    foreign = {name.removesuffix(".partial") for name in names} - PARTS
+    started, checkpoint = "model.pt" in names, None
+    if started and not resume or foreign and not started:
+        raise ValueError(f"{folder} is not empty: go on with --resume if it holds this run, "
+                         "or choose another folder with --out")
+    if started:
         checkpoint, _, _ = load_run(folder)
         theirs = checkpoint["config"]
         changed = [f"{key} {theirs.get(key)} against {config.get(key)}"
-                   for key in sorted({*theirs, *config}) if theirs.get(key) != config.get(key)]
+                   for key in {**theirs, **config} if theirs.get(key) != config.get(key)]
         if changed:
             raise ValueError(f"--resume with other options than those of the run in {folder}: "
                              + ", ".join(changed))
-        if "resume" not in checkpoint:
-            raise ValueError(f"{folder} holds a model without its optimisers: it cannot be resumed")
-        return checkpoint
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not empty: go on with --resume, "
-                         "or choose another folder with --out")
+    if record:
+        open(record, "a").close()  # what cannot be written is refused before the work
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2)))
-    return None
+    if folder in LOCKS:
+        LOCKS.pop(folder).close()
+    LOCKS[folder] = sqlite3.connect(folder / "lock", timeout=0)
+    try:
+        LOCKS[folder].execute("BEGIN EXCLUSIVE")
+    except sqlite3.Error as error:
+        raise ValueError(f"another process trains in {folder}, or it cannot be locked: {error}")
+    if not started:
+        (folder / "log.jsonl").unlink(missing_ok=True)
+    text = json.dumps(config, indent=2).encode()
+    replace_file(folder / "config.json", lambda file: file.write(text))
+    return checkpoint
 
 
 def make_optimizers(model, config):
@@ -221,24 +215,34 @@ class Run:
         return self.average.module if self.average.n_averaged else self.model
 
     def save(self):
+        for weights in (self.model.parameters(), self.result.parameters()):
+            if not all(weight.isfinite().all() for weight in weights):
+                raise FloatingPointError("the weights are not all finite")
         resume = {"model": self.model.state_dict(), "average": self.average.state_dict(),
                   "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
         checkpoint = {"config": self.config, "progress": self.progress,
                       "model": self.result.state_dict(), "resume": resume}
-        replace_file(self.folder / "model.pt", lambda path: torch.save(checkpoint, path))
+        replace_file(self.folder / "model.pt", lambda file: torch.save(checkpoint, file))
 
     def restore(self, checkpoint):
         """Go on from a checkpoint; forget the logged steps after it, which will be made again."""
-        self.progress = checkpoint["progress"]
-        self.model.load_state_dict(checkpoint["resume"]["model"])
-        self.average.load_state_dict(checkpoint["resume"]["average"])
-        for optimizer, state in zip(self.optimizers, checkpoint["resume"]["optimizers"]):
-            optimizer.load_state_dict(state)
+        try:
+            resume, self.progress = checkpoint["resume"], checkpoint["progress"]
+            self.model.load_state_dict(resume["model"])
+            self.average.load_state_dict(resume["average"])
+            for optimizer, state in zip(self.optimizers, resume["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
+            for name, weight in self.result.state_dict().items():
+                if not weight.cpu().equal(checkpoint["model"][name]):
+                    raise ValueError("its model is another run's")
+        except Exception:  # of any kind, since the file may hold anything
+            raise ValueError(f"{self.folder} cannot be resumed: its checkpoint has no optimisers, "
+                             "or parts of two runs") from None
         path = self.folder / "log.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        kept = [f"{line}\n" for line in lines
-                if line.endswith("}") and json.loads(line)["step"] <= self.progress["step"]]
-        replace_file(path, lambda side: side.write_text("".join(kept)))
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        logged = [re.fullmatch(r'{"step": (\d+), .*}', line) for line in lines]
+        kept = [f"{x[0]}\n" for x in logged if x and int(x[1]) <= self.progress["step"]]
+        replace_file(path, lambda file: file.write("".join(kept).encode()))
 
     def make_step(self):
         """One step of the current stage: draw, update, average, advance. Returns a log entry."""
@@ -285,55 +289,51 @@ class Run:
 def main(argv=None, parser=None):
     """Train, evaluate, record. A chapter hands in a parser with more flags."""
     argv, parser = sys.argv[1:] if argv is None else argv, parser or make_parser()
-    args = parser.parse_args(argv)
-    try:
+    with user_errors(parser, argv) as args:
         config, task = config_of(args)
-        test_lengths = parse_stages(args.test_lengths or task.default_lengths, task)
+        test_lengths = parse_stages(args.test_lengths or task.default_lengths, task, args.traces)
         device = choose_device(args.device)
-        if args.record:
-            open(args.record, "a").close()  # refused now, not after the training
-        folder = Path(args.out) if args.out else default_folder(args)
-        checkpoint = open_folder(folder, args.resume, config)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-
-    run = Run(config, folder, device)
-    run.save() if checkpoint is None else run.restore(checkpoint)
+        left_out, plain = {"model", "group", "seed", "chapter", *OUTER_OPTIONS}, make_parser()
+        changed = [f"{name}_{value}" for name, value in vars(args).items()
+                   if name not in left_out and value != plain.get_default(name)]
+        name = "-".join([args.model, args.group, *changed, f"seed{args.seed}"])
+        folder = Path(args.out or "runs/" + re.sub(r"[^\w.-]", "_", name))
+        run = Run(config, folder, device)  # takes a second or two, and leaves nothing behind
+        checkpoint = open_folder(folder, args.resume, config, args.record)
+        run.restore(checkpoint) if checkpoint else run.save()
     parameters = sum(weight.numel() for weight in run.model.parameters())
     print(f"{config['model']} on {config['group']} ({config['format']}, {config['commands']}): "
           f"{parameters:,} parameters, chance {run.task.chance:.3f}, device {device}, "
-          f"{torch.get_num_threads()} threads, run folder {folder}")
-
+          f"{torch.get_num_threads()} threads, run folder {folder}, from step "
+          f"{run.progress['step']}", flush=True)
     signals = []  # those that arrived; the loop looks here between two steps
-    handlers = {number: signal.signal(number, lambda n, _: signals.append(n))
-                for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signum: signal.signal(signum, lambda n, _: signals.append(n))
+                for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         run.train(args.save_every, lambda: signals)
-    except FloatingPointError as error:
-        parser.error(f"{error} at step {run.progress['step'] + 1}; the checkpoint in {folder} is "
-                     "the last good one. Try smaller rates: --lr, --matrix-lr")
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    steps, minutes = run.progress["step"], run.progress["seconds"] / 60
-    if signals:
-        print(f"interrupted after step {steps}; go on with the same command and --resume")
-        raise SystemExit(130)
-
-    learned = run.progress["stage"] == len(config["curriculum"]) - 1
-    print(f"trained {steps} steps in {minutes:.2f} minutes" + (
-        "" if learned else f"; NOT LEARNED: stage {run.progress['stage'] + 1} was not passed"))
-    try:
-        results = evaluate_and_print(run.result.eval(), run.task, test_lengths, args.traces,
-                                     device=device)
+        for signum in handlers:
+            signal.signal(signum, signal.default_int_handler)  # from now on there is no step to end
+        if signals:
+            raise KeyboardInterrupt
+        steps, stage = run.progress["step"], run.progress["stage"] + 1
+        minutes, stages = run.progress["seconds"] / 60, len(config["curriculum"])
+        print(f"trained {steps} steps in {minutes:.2f} minutes" + (
+            "" if stage == stages else f"; NOT LEARNED: stage {stage} was not passed"))
+        results = evaluate_and_print(run.result.eval(), task, test_lengths, args.traces, 0, device)
+        if args.record:
+            append_record(args.record, f"{parser.prog} {shlex.join(argv)}", {
+                "seed": config["seed"], "parameters": parameters, "steps": steps,
+                "stage_reached": stage, "stages": stages, "minutes": round(minutes, 3),
+                "device": device, "results": results})
     except KeyboardInterrupt:
-        print(f"\ninterrupted; the trained model is safe: python eval.py {folder}")
+        print(f"\ninterrupted after step {run.progress['step']}; {folder} keeps it: use --resume")
         raise SystemExit(130) from None
-    if args.record:
-        append_record(args.record, f"{parser.prog} {shlex.join(argv)}", {
-            "seed": config["seed"], "parameters": parameters, "steps": steps,
-            "stage_reached": run.progress["stage"] + 1, "stages": len(config["curriculum"]),
-            "minutes": round(minutes, 3), "device": device, "results": results})
+    except (FloatingPointError, OSError) as error:
+        parser.error(f"{error} after step {run.progress['step']}; the checkpoint in {folder} is "
+                     "the last good one. If a number is not finite, try smaller --lr, --matrix-lr")
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import profile
 
+from data import number, user_errors
 from eval import append_record
 from models import choose_device
 from scan import (check_inputs, chunked_forward, delta_rule_chunked, delta_rule_recurrent,
@@ -72,6 +73,7 @@ FORMS = {"loop": delta_rule_recurrent,
          "autograd": by_autograd,
          **{f"C={C}": functools.partial(delta_rule_chunked, chunk_size=C) for C in (16, 32, 64)},
          "compiled": lambda *x: torch.compile(delta_rule_chunked, dynamic=False)(*x)}
+MAX_NUMBERS = 2**26  # of q, and of the state: 256 MiB each
 LONGEST_LOOP = 4096  # tokens: the forms other than C=... keep T states, or matrices of all chunks
 
 
@@ -163,25 +165,24 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.bench",
                                      description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--batch", type=int, default=4)
-    add("--heads", type=int, default=4)
-    add("--width", type=int, default=32, help="K = V")
-    add("--lengths", type=int, nargs="+", default=[128, 1024], help="T ...")
-    add("--rounds", type=int, default=5, help="medians of so many calls")
-    add("--seed", type=int, default=0)
+    add("--batch", type=number(1, 10**4), default=4)
+    add("--heads", type=number(1, 10**4), default=4)
+    add("--width", type=number(1, 10**4), default=32, help="K = V")
+    add("--lengths", type=number(1, 2**20), nargs="+", default=[128, 1024], help="T ...")
+    add("--rounds", type=number(1, 10**4), default=5, help="medians of so many calls")
+    add("--seed", type=number(0), default=0)
     add("--device", default="cpu", choices=["cpu", "cuda"])
     add("--compile", action="store_true", help="torch.compile too")
     add("--record", metavar="FILE", help="append each row as one JSON line")
     argv = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(argv)
-    try:
-        if min(args.batch, args.heads, args.width, args.rounds, *args.lengths) < 1 or args.seed < 0:
-            raise ValueError("all sizes must be at least 1, and --seed not negative")
+    with user_errors(parser, argv) as args:
+        size = args.batch * args.heads * args.width * max(args.width, *args.lengths)
+        if size > MAX_NUMBERS:
+            raise ValueError(f"a tensor would have {size:,} numbers; at most {MAX_NUMBERS:,} are "
+                             "measured")
         choose_device(args.device)  # refuses a device that is not there
         if args.record:
             open(args.record, "a").close()  # what cannot be written is refused before the work
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
     torch.manual_seed(args.seed)
     forms = [name for name in FORMS if args.compile or name != "compiled"]
     about = {"B": args.batch, "H": args.heads, "K=V": args.width, "device": args.device,

@@ -2,6 +2,14 @@
 
     python -m experiments.cycle RUN        # a run of adversary.py
 
+Finding (experiments/results/cycle.jsonl, five linear RNNs). The belief of the theory halves in each
+cycle. The state of the trained network grows, from 21 - 24 to 57 - 70 after 64 cycles. It counts:
+a linear map reads the number of cycles off it (R^2 = 1.000; off an LSTM 0.25 - 0.37). The state
+holds the marginals (R^2 = 0.59 - 0.70) better than the joint belief (0.44 - 0.56). If one direction
+of the state is frozen, the one in which it grows, the loss after 64 cycles falls from 0.58 - 1.74
+nats to 0.012 - 0.052. If the size of the state is kept instead, 0.54 - 0.99 remain. So what is lost
+is neither the belief nor its size. Each cycle adds the same evidence once more.
+
 Next: underflow.py.
 """
 
@@ -13,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from data import generator
+from data import generator, user_errors
 from eval import append_record, load_run
 from experiments.adversary import CYCLES
 from scan import delta_product
@@ -63,21 +72,61 @@ def cycle_matrices(model, inputs, first, last):
     return delta_product(q, k, torch.zeros_like(v), beta, identity)[1]
 
 
+@torch.no_grad()
+def losses(model, batch, correct=None):
+    """KL(filter, model) at each reveal, and S after it [B, reveals, H, K, K].
+
+    correct(cycle, S) -> S may change the state of the mixer after each reveal.
+    """
+    places, state, start, kl, states = batch.reveals[0].nonzero()[0], None, 0, [], []
+    for cycle, place in enumerate(places):
+        logits, state = model.stream(torch.from_numpy(batch.inputs[:, start:place + 1]), state)
+        if correct:
+            state[-2] = correct(cycle, state[-2])
+        best = torch.from_numpy(batch.best[:, cycle])
+        gap = best.clamp_min(1e-300).log() - logits[:, -1].double().log_softmax(-1)
+        kl.append((best * gap).sum(-1).mean().item())
+        states.append(state[-2])
+        start = place + 1
+    return kl, torch.stack(states, 1)
+
+
+def keep_size(states):
+    """A correction that brings each head's S back to its size at cycle 1."""
+    size = states[:, 1].flatten(-2).norm(dim=-1)[..., None, None]
+    return lambda cycle, S: S if cycle < 2 else S * (
+        size / S.flatten(-2).norm(dim=-1)[..., None, None])
+
+
+def freeze_growth(states, first=2, later=20):
+    """A correction that lets nothing grow along one direction, that from S_first to S_later.
+
+    The direction is each trace's own: of all numbers that its heads hold, one combination is put
+    back to its value at cycle `first`. All others are left alone.
+    """
+    kept = states[:, first].flatten(1)
+    direction = F.normalize((states[:, later] - states[:, first]).flatten(1), dim=-1)
+
+    def correct(cycle, S):
+        grown = ((S.flatten(1) - kept) * direction).sum(-1, keepdim=True)
+        return S if cycle <= first else (S.flatten(1) - grown * direction).view_as(S)
+
+    return correct
+
+
 def main(argv=None):
     """What a trained run holds along the cycles of the adversary, and which map a cycle is."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m experiments.cycle")
     parser.add_argument("run")
     parser.add_argument("--record", metavar="FILE", default=RESULTS / "cycle.jsonl")
-    args = parser.parse_args(argv)
-    try:
+    with user_errors(parser, argv) as args:
         checkpoint, task, model = load_run(args.run)
         config = checkpoint["config"]
         if config["format"] != "repetitions" or config["model"] == "transformer":
             raise ValueError(f"{args.run} is no run of experiments.adversary with a recurrent "
                              "mixer")
-    except ValueError as error:
-        parser.error(str(error))
+        open(args.record, "a").close()  # what cannot be written is refused before the work
     numbers = {"model": config["model"], "seed": config["seed"]}
 
     program = task.draw(4096, 16, 4, generator(0, "valid"))
@@ -103,6 +152,9 @@ def main(argv=None):
             matrices = cycle_matrices(model, batch.inputs, *places[4:6])
             sizes = torch.linalg.eigvals(matrices.double()).abs().sort(descending=True)[0]
             numbers["eigenvalues"] = sizes.mean(0).tolist()
+            numbers["kl"], states = losses(model, batch)
+            numbers["kl_kept_size"], _ = losses(model, batch, keep_size(states))
+            numbers["kl_frozen"], _ = losses(model, batch, freeze_growth(states))
     print(json.dumps(numbers))
     append_record(args.record, f"{parser.prog} {shlex.join(argv)}", numbers)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import pyplot
 
+from data import user_errors
 from eval import load_run
 from experiments import heads, inside
 
@@ -24,6 +25,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 BLUE, SKY, RED, GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"
 ORANGE, GREY = "#E69F00", "#666666"
 COLOURS = {"linear RNN, β ≤ 2": BLUE, "linear RNN, β ≤ 1": SKY, "Transformer": RED, "LSTM": GREEN}
+MORE_COLOURS = COLOURS | {"LSTM, no local block": ORANGE}
 PLACES = [">>>", *"abcde", "=", "1st", "2nd", "3rd", "4th", "5th", "↵"]  # of a full S5 command
 
 
@@ -42,11 +44,16 @@ def setting(record, name, default=None):
     return words[words.index(flag) + 1] if flag in words else default
 
 
+def arm_runs(*tasks):
+    """The recorded runs of the four arms of COLOURS on these tasks (group, commands)."""
+    return [run for run in records("arms_run")
+            if arm(run) in COLOURS and (run["group"], run["commands"]) in tasks]
+
+
 def arm(record):
-    """The arm that a run belongs to: a key of COLOURS."""
-    names = dict(zip(["linrnn", "linrnn-beta1", "transformer", "lstm"], COLOURS))
-    narrow = float(setting(record, "beta_max", 2)) == 1
-    return names[record.get("arm", setting(record, "model", "linrnn") + "-beta1" * narrow)]
+    """The arm that a run belongs to: a key of MORE_COLOURS, or its own name."""
+    names = dict(zip(["linrnn", "linrnn-beta1", "transformer", "lstm", "lstm-bare"], MORE_COLOURS))
+    return names.get(record["arm"], record["arm"])
 
 
 def canvas(title, rows=1, columns=1, size=(8, 4), **shared):
@@ -100,19 +107,24 @@ def curves(title, found, **options):
 
 
 def tracking(runs):
-    """Accuracy against the commands read, in traces of (16,2) and of (128,16)."""
-    short, long, solved = {}, {}, []
-    for name, colour in COLOURS.items():
-        mine = [{row["length"]: row for row in run["results"]} for run in runs if arm(run) == name]
-        short[name] = range(2, 17, 2), [rows[16]["by_position"] for rows in mine], colour
-        long[name] = range(16, 129, 16), [rows[128]["by_position"] for rows in mine], colour
-        right = sum(rows[128]["all"] >= 0.995 for rows in mine)
-        solved.append(f"{name}: {right} of {len(mine)}")
-    figure, (panels,) = canvas("With one frame and equal caps of tokens, seeds that track 128 "
-                               f"commands of S5:\n{', '.join(solved)}", 1, 2, (9, 4.2), sharey=True)
-    draw(panels[0], short, 0.2, None, [2, 4, 8, 16], False, ylabel="accuracy", ylim=(0, 1.02),
-         xlabel="commands read, traces of (16,2)")
-    draw(panels[1], long, 0.2, 64, [16, 32, 64, 128], xlabel="commands read, traces of (128,16)")
+    """Accuracy against the commands read, in traces of (16,2) and of (128,16), a row a task."""
+    tasks = list(dict.fromkeys((run["group"], run["commands"]) for run in runs))
+    figure, panels = canvas("With one frame and equal caps of tokens, the arms part by the length "
+                            "to which they track", len(tasks), 2, (9, 0.8 + 3 * len(tasks)),
+                            sharey=True)
+    for row, (group, commands) in zip(panels, tasks):
+        short, long = {}, {}
+        for name, colour in COLOURS.items():
+            mine = [{result["length"]: result for result in run["results"]} for run in runs
+                    if (arm(run), run["group"], run["commands"]) == (name, group, commands)]
+            short[name] = range(2, 17, 2), [rows[16]["by_position"] for rows in mine], colour
+            long[name] = range(16, 129, 16), [rows[128]["by_position"] for rows in mine], colour
+        chance = mine[0][16]["chance"]
+        draw(row[0], short, chance, None, [2, 4, 8, 16], False, ylim=(0, 1.02),
+             ylabel=f"accuracy on {group}, {commands}")
+        draw(row[1], long, chance, 64, [16, 32, 64, 128])
+    panels[-1, 0].set_xlabel("commands read, traces of (16,2)")
+    panels[-1, 1].set_xlabel("commands read, traces of (128,16)")
     return figure
 
 
@@ -125,29 +137,42 @@ def learning(runs):
             if arm(run) == name:
                 tokens, _, shares = np.transpose(run["curve"])
                 axes.plot(tokens / 1e6, shares, color=colour, linewidth=0.7)
-        axes.set_title(name, fontsize=11)
-        draw(axes, {}, 0.2, ylim=(0, 1.02), xscale="log")
+        draw(axes, {}, 0.2, ylim=(0, 1.02), xscale="log", title=name)
     figure.supxlabel("million tokens read")
     figure.supylabel("reveals right in training")
     return figure
 
 
 def spacing(runs):
-    """Accuracy at (8,S), with denser stages ahead of (8,S) and without."""
-    rows, columns = ["linear RNN, β ≤ 2", "Transformer"], ["swap", "full"]
-    figure, panels = canvas(
-        "With denser stages first the linear RNN solves every spacing, without them few of them;\n"
-        "the Transformer, in the same budget, none", 2, 2, (9, 5.4), sharex=True, sharey=True)
+    """Tokens until traces of (8,S) are learned: alone, and behind the stage (2,1)."""
+    figure, ((axes,),) = canvas("Alone the network learns traces with a reveal after every command "
+                                "only;\nbehind the stage (2,1) rarer ones, too")
+    cap = max(run["tokens"] for run in runs) / 1e6
     for run in runs:
-        row, alone = run["results"][0], run["stages"] == 1
-        axes = panels[rows.index(arm(run)), columns.index(setting(run, "commands"))]
-        axes.plot(np.log2(row["spacing"]) + (-0.12 if alone else 0.12), row["all"],
-                  "o" if alone else "x", fillstyle="none", markersize=8, color=COLOURS[arm(run)])
-    for (i, j), axes in np.ndenumerate(panels):
-        axes.set_title(f"{rows[i]}, {columns[j]} commands", fontsize=11)
-        draw(axes, {}, 0.2, ylim=(0, 1.06), xticks=range(4), xticklabels=[1, 2, 4, 8])
-    figure.supxlabel("commands per reveal, S:   o  all steps at (8,S),   x  denser stages first")
-    figure.supylabel("accuracy at (8,S)")
+        shift, marker = (0.1, "x") if run["first"] else (-0.1, "o")
+        axes.plot(np.log2(run["spacing"]) + shift, run["tokens"] / 1e6, marker, color=BLUE,
+                  fillstyle="none", markersize=8)
+    axes.annotate("not learned", (3, cap), (0, 4), textcoords="offset points", color=GREY)
+    axes.set(xticks=range(4), xticklabels=[1, 2, 4, 8], ylim=(0, 1.1 * cap),
+             xlabel="commands per reveal, S:   o  all steps at (8,S),   x  the stage (2,1) first",
+             ylabel="million tokens until (8,S) is learned")
+    return figure
+
+
+def ladder(runs):
+    """Words of several groups: labels right at 64 and at 256 tokens, rung by rung."""
+    groups, rungs = ([*dict.fromkeys(run[key] for run in runs)] for key in ("group", "arm"))
+    figure, (panels,) = canvas("Eigenvalues in [0, 1] lose parity; with -1 a diagonal layer holds "
+                               "S3 for a while", 1, len(groups), (9, 4.4), sharey=True)
+    for axes, group in zip(panels, groups):
+        mine = [run for run in runs if run["group"] == group]
+        axes.axvline(mine[0]["results"][0]["chance"], color=GREY, linestyle="--", linewidth=0.9)
+        for run in mine:
+            for row, marker, colour in zip(run["results"], "ox", (BLUE, RED)):
+                axes.plot(row["all"], rungs.index(run["arm"]), marker, color=colour,
+                          fillstyle="none", markersize=8)
+        axes.set(title=group, xlim=(0, 1.04), yticks=range(len(rungs)), yticklabels=rungs)
+    figure.supxlabel("labels right at   o  64,   x  256 tokens; trained to 64; dashed: chance")
     return figure
 
 
@@ -240,54 +265,30 @@ def snapping(runs):
     return figure
 
 
-def belief_runs():
-    """(group, P, arm, schedule of the reveals, rows) of each run that was held against a filter."""
-    return [(setting(run, "group"), float(setting(run, "uncertain")), arm(run),
-             run.get("reveals", "random"), run["results"])
-            for run in records("pfsa") + records("pfsa_reveals") if "kl" in run["results"][0]]
-
-
-def beliefs(runs, nothing):
-    """KL from the exact filter by length. nothing: {(group, P): KL of knowing nothing}, four."""
-    figure, panels = canvas("Of these briefly trained arms the linear RNN with β ≤ 2 is closest to "
-                            "the filter on S3;\non S5 it loses the belief with length", 2, 2,
-                            (9, 6.4), sharex=True, sharey=True)
-    for (group, share), axes in zip(nothing, panels.flat):
-        found = {name: ([16, 32, 64, 128], [[row["kl"] for row in rows] for *which, rows in runs
-                                            if which == [group, share, name, "random"]], colour)
-                 for name, colour in COLOURS.items()}
-        draw(axes, found, None, 16, [16, 32, 64, 128], yscale="log", ylim=(1e-4, 6))
-        axes.axhline(nothing[group, share], color=GREY, linestyle="--", linewidth=0.9)
-        axes.set_title(f"{group}, P = {share}", fontsize=11)
-    figure.supxlabel("commands in the trace; dashed: a reader who knows nothing")
+def beliefs(title, runs, schedule):
+    """KL from the exact filter by length, or by cycle: a panel for each length of the last stage."""
+    budgets, random = sorted({run["last_steps"] for run in runs}), schedule == "random"
+    figure, (panels,) = canvas(title, 1, len(budgets), (9, 4.4), sharey=True)
+    for axes, steps in zip(panels, budgets):
+        found, mine = {}, [run for run in runs if run["last_steps"] == steps]
+        for name, colour in MORE_COLOURS.items():
+            kl = [[row["kl"] for row in rows] if random else rows[0]["kl_by_position"][1:]
+                  for rows in (run["results"][schedule] for run in mine if arm(run) == name)]
+            found |= {name: ([16, 64, 128] if random else range(1, 65), kl, colour)} if kl else {}
+        draw(axes, found, None, None, [16, 64, 128] if random else [1, 4, 16, 64], yscale="log",
+             title=f"{steps:,} last steps")
+    figure.supxlabel("commands in the trace" if random else "cycles")
     figure.supylabel("KL(filter, model) in nats")
-    return figure
-
-
-def schedules(runs):
-    """KL at (128,4) for three ways to choose the variables that are revealed: a dot for a seed."""
-    cells = [(group, share) for group in ("S3", "S5") for share in (0.1, 0.25, 0.5)]
-    ways = ["random", "periodic", "adversarial"]
-    figure, panels = canvas("Periodic reveals change nothing;\nadversarial ones mislead the linear "
-                            "RNNs on S3, and not on S5", 2, 3, (9, 5.6), sharex=True, sharey=True)
-    for (group, share), axes in zip(cells, panels.flat):
-        for i, (name, colour) in enumerate(COLOURS.items()):
-            dots = [(ways.index(way) + 0.15 * i - 0.22, rows[-1]["kl"])
-                    for *which, way, rows in runs if which == [group, share, name]]
-            axes.plot(*zip(*dots), "o", color=colour, fillstyle="none", label=name)
-        axes.set(xticks=range(3), xticklabels=ways, yscale="log")
-        axes.set_title(f"{group}, P = {share}", fontsize=11)
-    figure.supylabel("KL(filter, model) at (128,4) in nats")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser("python -m experiments.figures")
     parser.add_argument("--out", type=Path, default=RESULTS / "figures", help="a folder")
-    out, rows = parser.parse_args(argv).out, {}
-    out.mkdir(parents=True, exist_ok=True)
-    tracking(records("arms_run")).savefig(out / "tracking.png", dpi=100)
+    with user_errors(parser, argv) as args:
+        args.out.mkdir(parents=True, exist_ok=True)
+    out, rows = args.out, {}
+    tracking(arm_runs(("S5", "full"))).savefig(out / "tracking.png", dpi=100)
     for seed in range(5):
         _, task, model = load_run(RESULTS / f"models/linrnn-S5-seed{seed}")
         (_, head), = heads.tracking_heads(model, task)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import generator, run_commands
+from data import MAX_COMMANDS, generator, number, run_commands, user_errors
 from eval import evaluate
 from experiments.heads import delta_blocks, load_repl_run, scan_inputs, tracking_heads
 from scan import delta_rule_chunked, delta_rule_recurrent, exchange_key, swap_machine_keys
@@ -189,19 +189,14 @@ def main(argv=None):
     add = parser.add_argument
     add("run", help="a run folder of a linrnn, made by train.py")
     add("--intervene", action="store_true", help="accuracy with the beta of each head narrowed")
-    add("--traces", type=int, default=64, help="fresh traces that are read")
-    add("--seed", type=int, default=0, help="of the traces; any seed is disjoint from training")
+    add("--traces", type=number(1, MAX_COMMANDS // 64), default=64, help="fresh traces")
+    add("--seed", type=number(0), default=0, help="of the traces, never those of training")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
-    args = parser.parse_args(argv)
-    try:
-        if args.traces < 1 or args.seed < 0:
-            raise ValueError(f"--traces begins at 1, --seed at 0; got {args.traces}, {args.seed}")
+    with user_errors(parser, argv) as args:
         checkpoint, task, model = load_repl_run(args.run)
         blocks, config = delta_blocks(model), checkpoint["config"]
         if not blocks:
             raise ValueError(f"only a linrnn has beta and keys; this run is a {config['model']}")
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
     tracking = tracking_heads(model, task)
     heads = [(entry, head) for entry, block in blocks.items() for head in range(block.heads)]
     names = [f"{entry}:{head}" + "*" * ((entry, head) in tracking) for entry, head in heads]

@@ -28,7 +28,7 @@ import sys
 import numpy as np
 
 import train
-from data import TASKS, Batch, ReplTask, generator, parse_stages
+from data import TASKS, Batch, ReplTask, generator, number, parse_stages, user_errors
 from eval import append_record, evaluate_and_print, load_run
 from models import choose_device
 
@@ -120,8 +120,8 @@ def make_eval_parser(chapter):
     add = parser.add_argument
     add("run", help="a run folder, made by the part train")
     add("--lengths", help="LENGTH:SPACING,... (default: the format's own)")
-    add("--traces", type=train.positive, default=256, help="fresh traces for each length")
-    add("--seed", type=int, default=0, help="of the traces; any seed is disjoint from training")
+    add("--traces", type=number(1, 10**5), default=256, help="fresh traces for each length")
+    add("--seed", type=number(0), default=0, help="of the traces, never those of training")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--record", metavar="FILE", help="append the numbers as one JSON line")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
@@ -134,10 +134,7 @@ def eval_run(task_format, parser, argv, prepare=lambda task, args: {}):
     prepare(task, args) hands the chapter's own flags to the task. It returns what a record should
     tell about them, and raises ValueError for bad values.
     """
-    args = parser.parse_args(argv)
-    try:
-        if args.seed < 0:
-            raise ValueError(f"--seed must not be negative; got {args.seed}")
+    with user_errors(parser, argv) as args:
         device = choose_device(args.device)
         checkpoint, task, model = load_run(args.run, device)
         config = checkpoint["config"]
@@ -145,21 +142,17 @@ def eval_run(task_format, parser, argv, prepare=lambda task, args: {}):
             raise ValueError(f"{args.run} holds a run of the format {config['format']}, "
                              f"not {task_format}")
         settings = prepare(task, args)
-        lengths = parse_stages(args.lengths or task.default_lengths, task)
+        lengths = parse_stages(args.lengths or task.default_lengths, task, args.traces)
         if args.record:
             open(args.record, "a").close()  # what cannot be written is refused before the work
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    try:
-        results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None  # what was printed stands; nothing is recorded
+    results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
     numbers = {"config": config, **settings, "results": results}
-    if args.record:
-        append_record(args.record, f"{parser.prog} {shlex.join(argv)}",
-                      {"seed": config["seed"], **numbers, "device": device})
     if args.json:
         print(json.dumps(numbers))
+    if args.record:
+        with user_errors(parser, argv):
+            append_record(args.record, f"{parser.prog} {shlex.join(argv)}",
+                          {"seed": config["seed"], **numbers, "device": device})
 
 
 def train_pairs(argv):

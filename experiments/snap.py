@@ -30,7 +30,7 @@ import time
 
 import torch
 
-from data import generator, parse_stages
+from data import generator, number, parse_stages, user_errors
 from eval import append_record, evaluate_and_print
 from experiments.extract import check_order, extract_and_print
 from experiments.heads import (LinearImage, Untracked, collect_states, load_repl_run,
@@ -101,49 +101,43 @@ def main(argv=None):
     add = parser.add_argument
     add("run", help="a run folder, made by train.py")
     add("--lengths", default="8192:128", help="LENGTH:SPACING,...")
-    add("--traces", type=int, default=16, help="fresh traces for each length")
-    add("--seed", type=int, default=0, help="of the traces; any seed is disjoint from training")
-    add("--interval", type=int, default=1, help="commands from snap to snap")
+    add("--traces", type=number(1), default=16, help="fresh traces for each length")
+    add("--seed", type=number(0), default=0, help="of the traces, never those of training")
+    add("--interval", type=number(1), default=1, help="commands from snap to snap")
     add("--extract", action="store_true", help="compare the automaton with the group (extract.py)")
     add("--record", metavar="FILE", help="append the numbers as one JSON line")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     argv = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(argv)
-    try:
-        if min(args.traces, args.interval) < 1 or args.seed < 0:
-            raise ValueError("--traces and --interval begin at 1, --seed at 0")
+    with user_errors(parser, argv) as args:
         device = choose_device(args.device)
         checkpoint, task, model = load_repl_run(args.run, device)
-        lengths = parse_stages(args.lengths, task)
+        lengths = parse_stages(args.lengths, task, args.traces)
         if args.extract:
             check_order(task.group)
         if args.record:
             open(args.record, "a").close()  # what cannot be written is refused before the work
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
     begin = time.monotonic()
     try:
         heads = tracking_heads(model, task, device)
         image, found = fit_image(model, task, heads, device=device)
-        numbers = {"config": checkpoint["config"], "tracking": found}
         print(f"tracking: heads {heads} (entry, head), {len(image.sizes)} directions, residual "
               f"{found['residual']:.2f}, margin at least {found['margin']:.1f}")
-        if args.extract:
-            numbers["extract"] = extract_and_print(model, task, heads, device)
-        snapped = Snapped(model, task, image, args.interval)
-        numbers["results"] = evaluate_and_print(snapped, task, lengths, args.traces, args.seed,
-                                                device)
+        extracted = args.extract and extract_and_print(model, task, heads, device)
     except Untracked as error:
         parser.error(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None  # what was printed stands; nothing is recorded
-    if args.record:
-        append_record(args.record, f"{parser.prog} {shlex.join(argv)}",
-                      {"seed": checkpoint["config"]["seed"], **numbers, "device": device,
-                       "minutes": (time.monotonic() - begin) / 60})
+    numbers = {"config": checkpoint["config"], "tracking": found}
+    if extracted:
+        numbers["extract"] = extracted
+    snapped = Snapped(model, task, image, args.interval)
+    numbers["results"] = evaluate_and_print(snapped, task, lengths, args.traces, args.seed, device)
     if args.json:
         print(json.dumps(numbers))
+    if args.record:
+        with user_errors(parser, argv):
+            append_record(args.record, f"{parser.prog} {shlex.join(argv)}",
+                          {"seed": checkpoint["config"]["seed"], **numbers, "device": device,
+                           "minutes": (time.monotonic() - begin) / 60})
 
 
 if __name__ == "__main__":

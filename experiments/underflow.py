@@ -48,7 +48,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import COMMANDS, Group, generator, parse_stages
+from data import COMMANDS, Group, generator, number, parse_stages, user_errors
 from eval import append_record
 from experiments.automata import leak
 from experiments.beliefs import CoinTask
@@ -267,30 +267,28 @@ def main(argv=None):
     add("--commands", default="full", choices=COMMANDS)
     add("--uncertain", type=float, default=0.25, metavar="P", help="share of uncertain commands")
     add("--lengths", default="16:4,64:4", help="LENGTH:SPACING,...")
-    add("--traces", type=int, default=128, help="fresh traces for each length")
-    add("--seed", type=int, default=0, help="of the traces")
+    add("--traces", type=number(1, 10**5), default=128, help="fresh traces for each length")
+    add("--seed", type=number(0), default=0, help="of the traces")
     add("--record", metavar="FILE", help="append the numbers as one JSON line")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
     argv = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(argv)
-    if not args.marginals:
-        return demonstrate() if not argv else parser.error("these options need --marginals")
-    try:
-        if args.traces < 1 or args.seed < 0:
-            raise ValueError(f"--traces begins at 1, --seed at 0; got {args.traces}, {args.seed}")
+    with user_errors(parser, argv) as args:
+        if argv and not args.marginals:
+            raise ValueError("these options need --marginals")
         task = CoinTask(Group(args.group), args.commands, args.uncertain)
-        lengths = parse_stages(args.lengths, task)
+        lengths = parse_stages(args.lengths, task, args.traces)
         if args.record:
             open(args.record, "a").close()  # what cannot be written is refused before the work
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    if not argv:
+        return demonstrate()
     numbers = {"seed": args.seed, "group": args.group, "commands": args.commands,
                "uncertain": args.uncertain,
                "results": measure_marginals(task, lengths, args.traces, args.seed)}
-    if args.record:
-        append_record(args.record, f"{parser.prog} {shlex.join(argv)}", numbers)
     if args.json:
         print(json.dumps(numbers))
+    if args.record:
+        with user_errors(parser, argv):
+            append_record(args.record, f"{parser.prog} {shlex.join(argv)}", numbers)
 
 
 if __name__ == "__main__":

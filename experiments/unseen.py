@@ -27,7 +27,7 @@ import shlex
 from pathlib import Path
 
 import train
-from data import TASKS, Batch, ReplTask, generator
+from data import TASKS, Batch, ReplTask, generator, number, user_errors
 from eval import append_record, evaluate_and_print, exhaustive, load_run, shortest_words
 from experiments.pairs import eval_run, make_eval_parser, run_part, train_run
 
@@ -75,7 +75,7 @@ TASKS["unseen"] = UnseenTask
 
 def make_parser():
     parser = train.make_parser()
-    parser.add_argument("--seen", type=int, default=108, help="commands that training shows")
+    parser.add_argument("--seen", type=number(0), default=108, help="commands that training shows")
     return parser
 
 
@@ -87,29 +87,34 @@ def eval_unseen(argv):
     eval_run("unseen", make_eval_parser("experiments.unseen"), argv)
 
 
+def numbers(text):
+    return [number(0)(part) for part in text.split(",")]
+
+
 def study(argv):
     """Trains every cell, reads it on unseen commands and through the certificate, and records it.
 
     The certificate asks for all 120 commands from all 120 states, seen and unseen.
     """
     parser = argparse.ArgumentParser(prog="python -m experiments.unseen study")
-    parser.add_argument("--counts", default="108,60,30,12", help="commands seen, by comma")
-    parser.add_argument("--seeds", default="0,1,2", help="by comma")
-    parser.add_argument("--record", default=RESULTS / "unseen.jsonl", metavar="FILE")
-    args = parser.parse_args(argv)
-    for seen in args.counts.split(","):
-        for seed in args.seeds.split(","):
+    add = parser.add_argument
+    add("--counts", type=numbers, default="108,60,30,12", help="commands seen, by comma")
+    add("--seeds", type=numbers, default="0,1,2", help="by comma")
+    add("--record", default=RESULTS / "unseen.jsonl", metavar="FILE")
+    with user_errors(parser, argv) as args:
+        open(args.record, "a").close()  # what cannot be written is refused before the work
+    for seen in args.counts:
+        for seed in args.seeds:
             folder = Path("runs") / f"unseen-{seen}-seed{seed}"
-            if not folder.exists():
-                train_unseen(["--seen", seen, "--seed", seed, "--traces", "1", "--out",
-                              str(folder)])
+            train_unseen(["--seen", str(seen), "--seed", str(seed), "--traces", "1", "--out",
+                          str(folder), "--resume"])  # a run that is done is only read
             checkpoint, task, model = load_run(folder)
             results = evaluate_and_print(model, task, [(64, 8), (128, 16), (256, 32)], 256)
             pairs, failures = exhaustive(model, task)
             new = {tuple(command + 1) for command in task.unseen}
             wrong_new = sum(tuple(command) in new for _, command, _, _ in failures)
             append_record(args.record, f"{parser.prog} {shlex.join(argv)}".strip(), {
-                "seen": int(seen), "seed": int(seed), "steps": checkpoint["progress"]["step"],
+                "seen": seen, "seed": seed, "steps": checkpoint["progress"]["step"],
                 "minutes": round(checkpoint["progress"]["seconds"] / 60, 3), "results": results,
                 "exhaustive": {"pairs": pairs, "right": pairs - len(failures),
                                "unseen": len(task.unseen) * task.group.order,

@@ -116,7 +116,7 @@ def test_bad_requests_are_refused_with_the_rule(refused):
     for rule, request, *arguments in [
             ("multiple of the spacing.*length 10, spacing 4", s5.sample, 1, 10, 4, rng(0)),
             ("spacing must be 1", WordTask(s5.group).training_batch, 1, 8, 2, rng(0)),
-            ("no symbol of S5 traces begins at character 6", s5.encode, ">>> a += 1"),
+            ("not all of '>>> a [+]= 1' is made of", s5.encode, ">>> a += 1"),
             ("refused", getattr, Group("S12"), "elements"),
             *[("transpositions", task, Group("A5"), "swap") for task in TASKS.values()],
             *[("group|small", Group, name) for name in

@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -162,8 +161,7 @@ def test_the_command_line_prints_table_figure_json_certificate_and_record(
     assert line["command"].startswith("python eval.py ") and line["seed"] == 0
 
 
-def test_bad_input_gets_one_line_and_exit_code_2_and_ctrl_c_none(
-        small_run, tmp_path, refused, monkeypatch):
+def test_bad_input_gets_one_line_and_exit_code_2(small_run, tmp_path, refused):
     for words, *expected in [
             ([tmp_path / "nothing"], "model.pt", "missing"),
             ([small_run, "--lengths", "10:4"], "multiple of the spacing"),
@@ -173,6 +171,3 @@ def test_bad_input_gets_one_line_and_exit_code_2_and_ctrl_c_none(
             ([small_run, "--plot", small_run / "model.pt" / "figure.png"], "model.pt"),
             ([small_run, "--record", tmp_path], str(tmp_path))]:
         refused(main, words, *expected)
-    monkeypatch.setattr("eval.evaluate", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(SystemExit, match="130"):
-        main([str(small_run), "--lengths", "4:2"])

@@ -24,10 +24,10 @@ def test_each_command_of_the_readme_parses(command, monkeypatch):
 
     def parse_and_stop(parser, argv=None):
         real(parser, argv)
-        raise StopIteration
+        raise InterruptedError
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
-    with pytest.raises(StopIteration):
+    with pytest.raises(InterruptedError):
         main(arguments)
 
 

@@ -80,12 +80,12 @@ def test_the_loss_of_the_filter_on_a_batch_is_kept():
     assert abs(task.bayes_loss - np.mean(expected)) < 1e-12
 
 
-@pytest.mark.parametrize("rule", ["unit", "learned"])
+@pytest.mark.parametrize("rule", adversary.RULES)
 def test_the_non_linear_step_acts_after_every_interval_however_the_trace_is_cut(rule):
     """A stream in pieces is the whole; the size before the next token is what the rule says."""
     model = build("scaled", 9, d_model=12, heads=3, interval=5, rule=rule).double()
     block = model.blocks[1]
-    block.rule.data += torch.rand(2, 3) if rule == "learned" else 0
+    block.a_b.data += torch.rand(2, 3) if rule != "unit" else 0
     tokens = torch.randint(9, (2, 23))
     whole, state, pieces = model(tokens), None, []
     for piece in tokens.tensor_split([1, 5, 6, 15, 22], 1):
@@ -93,13 +93,17 @@ def test_the_non_linear_step_acts_after_every_interval_however_the_trace_is_cut(
         pieces.append(logits)
     assert (torch.cat(pieces, 1) - whole).abs().max() < 1e-10
     S = torch.randn(2, 3, 4, 4).double()
-    a, b = block.rule
+    a, b = block.a_b
     sizes = block.rescale(S).flatten(-2).norm(dim=-1)
-    assert (sizes - S.flatten(-2).norm(dim=-1) ** (1 - b) * a.exp()).abs().max() < 1e-10
+    if rule == "saturating":
+        largest = a.exp()[:, None, None]
+        assert ((block.rescale(S) / largest).atanh() * largest - S).abs().max() < 1e-10
+    else:
+        assert (sizes - S.flatten(-2).norm(dim=-1) ** (1 - b) * a.exp()).abs().max() < 1e-10
     if rule == "unit":
-        assert (sizes - 1).abs().max() < 1e-10 and not block.rule.requires_grad
+        assert (sizes - 1).abs().max() < 1e-10 and not block.a_b.requires_grad
     plain = build("linrnn", 9, d_model=12, heads=3).double()
-    plain.load_state_dict({k: v for k, v in model.state_dict().items() if "rule" not in k})
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if "a_b" not in k})
     assert (plain(tokens)[:, :5] - whole[:, :5]).abs().max() < 1e-10  # the first piece is linear
     assert (plain(tokens)[:, 5:] - whole[:, 5:]).abs().max() > 1e-6
 
@@ -145,6 +149,29 @@ def test_the_map_of_a_cycle_is_what_carries_a_state_through_it():
     after = [model.stream(tokens[:, places[2] + 1:places[3] + 1], [state[0], S, None])[1][1]
              for S in (state[1], state[1] + other)]
     assert (after[1] - after[0] - M @ other).abs().max() < 1e-10
+
+
+def test_the_corrections_of_a_cycle_change_what_they_name_and_nothing_else():
+    """The loss is that of the whole trace; the size is kept; one number of the state is frozen."""
+    task = task_of()
+    model = build("linrnn", len(task.vocab), d_model=12, heads=3, conv_width=3).double()
+    batch = task.batch_of(task.draw(5, 9, 1, np.random.default_rng(8), "adversarial"))
+    kl, states = cycle.losses(model, batch)
+    logits = model(torch.from_numpy(batch.inputs))[torch.from_numpy(batch.reveals)]
+    best = torch.from_numpy(batch.best)
+    gap = best.clamp_min(1e-300).log() - logits.view(5, 9, -1).log_softmax(-1)
+    expected = (best * gap).sum(-1).mean(0)
+    assert (expected - torch.tensor(kl, dtype=torch.float64)).abs().max() < 1e-10
+    _, kept = cycle.losses(model, batch, cycle.keep_size(states))
+    sizes = kept.flatten(-2).norm(dim=-1)
+    assert (sizes[:, 1:] - sizes[:, 1:2]).abs().max() < 1e-10
+    assert (kept[:, :3] - states[:, :3])[:, :2].abs().max() == 0
+    correct = cycle.freeze_growth(states, 2, 8)
+    direction = (states[:, 8] - states[:, 2]).flatten(1)
+    before, after = states[:, 5], correct(5, states[:, 5])
+    moved = (after - before).flatten(1)
+    assert ((after - states[:, 2]).flatten(1) * direction).sum(-1).abs().max() < 1e-10
+    assert torch.linalg.matrix_rank(torch.stack([moved[0], direction[0]])) == 1
 
 
 def test_a_probe_finds_a_linear_image_and_nothing_in_noise():

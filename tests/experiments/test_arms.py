@@ -11,50 +11,6 @@ from experiments import arms
 from models import LocalBlock, build
 
 
-def test_the_diagonal_scan_is_the_loop():
-    """h_t = a_t h_{t-1} + b_t, with a in (-1, 1), from a state that is not zero, for ragged T."""
-    for T in (1, 2, 13, 37):
-        a, b = 2 * torch.rand(3, T, 5).double() - 1, torch.randn(3, T, 5).double()
-        state = start = torch.randn(3, 5).double()
-        ours = arms.diagonal_scan(a, b, start)
-        for t in range(T):
-            state = a[:, t] * state + b[:, t]
-            assert (ours[:, t] - state).abs().max() < 1e-10
-
-
-@pytest.mark.parametrize("smallest", [-1.0, 0.0])
-def test_a_stream_in_pieces_is_the_whole_and_no_eigenvalue_is_below_the_smallest(smallest):
-    model = build("diagonal", 7, d_model=12, smallest=smallest).double()
-    tokens = torch.randint(7, (2, 40))
-    state, pieces = None, []
-    for piece in tokens.tensor_split([1, 3, 30], 1):
-        logits, state = model.stream(piece, state)
-        pieces.append(logits)
-    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
-    block, seen = model.blocks[1], []
-    block.project.weight.data *= 100
-    block.project.register_forward_hook(lambda _, __, out: seen.append(out.chunk(3, -1)[0]))
-    model(tokens)
-    a = smallest + (1 - smallest) * torch.nn.functional.hardsigmoid(seen[0])
-    assert a.min() == smallest and a.max() == 1
-
-
-def test_a_dense_step_is_a_rotation_and_a_stream_in_pieces_is_the_whole():
-    """Rotations keep the length of h, and two of them do not commute."""
-    model = build("dense", 7, d_model=12, width=5).double()
-    tokens, sizes = torch.randint(7, (2, 40)), []
-    state, pieces = None, []
-    for piece in tokens.tensor_split([1, 3, 30], 1):
-        logits, state = model.stream(piece, state)
-        pieces.append(logits)
-        sizes.append(state[1].norm(dim=-1))
-    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
-    assert (torch.stack(sizes) - model.blocks[1].start.norm()).abs().max() < 1e-10
-    ends = [model.stream(torch.tensor([word]))[1][1] for word in ([1] * 9 + [2] * 9,
-                                                                  [2] * 9 + [1] * 9)]
-    assert (ends[0] - ends[1]).abs().max() > 1e-3
-
-
 def test_a_cap_ends_a_run_and_a_higher_cap_goes_on_from_there(tmp_path):
     """The curve counts all tokens that were read; the run in two parts has the steps of one."""
     options = [word for word in SMALL if word not in ("--advance", "-1")]
@@ -95,14 +51,6 @@ def test_spacing_changes_the_reveals_only(tmp_path, monkeypatch):
     assert len(texts) == 1
 
 
-def test_the_ladder_climbs_from_diagonal_to_dense(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arms.main(["ladder", "--group", "S2", "--millions", "0.001", "--record", "r.jsonl"])
-    lines = [json.loads(line) for line in open("r.jsonl")]
-    assert [line["arm"] for line in lines] == list(arms.LADDER)
-    assert all([row["length"] for row in line["results"]] == [64, 256] for line in lines)
-
-
 def test_the_best_of_a_grid_passed_with_the_fewest_tokens():
     """Two that passed, by tokens; then those that did not, by what they know at the end."""
     rows = [{"finished": False, "tokens": 9, "last_accuracy": 0.6},
@@ -112,8 +60,7 @@ def test_the_best_of_a_grid_passed_with_the_fewest_tokens():
     assert sorted(rows, key=arms.place) == rows[::-1]
 
 
-@pytest.mark.parametrize("name", ["linrnn", "transformer", "lstm", "diagonal",
-                                  "dense"])
+@pytest.mark.parametrize("name", ["linrnn", "transformer", "lstm"])
 def test_conv_width_1_takes_the_local_block_from_every_arm_and_nothing_else(name):
     """The ablation: without the block a logit depends on its own token and the mixer alone."""
     bare, whole = (build(name, 7, conv_width=width).blocks for width in (1, 4))

@@ -97,8 +97,8 @@ def test_torch_compile_is_one_form_more_and_only_if_asked_for(monkeypatch, capsy
 
 
 def test_what_a_user_can_get_wrong_is_refused_in_one_line(refused, tmp_path):
-    refused(main, ["--width", 0], "at least 1")
-    refused(main, ["--seed", -1], "not negative")
+    refused(main, ["--width", 0], "must lie in [1,")
+    refused(main, ["--seed", -1], "must lie in [0,")
     refused(main, ["--lengths", "many"], "invalid int")
     refused(main, ["--record", tmp_path], "directory")
     refused(main, ["--device", "cuda"], "cuda is not there")  # conftest.py hides it

@@ -27,23 +27,26 @@ def drawn(name):
         return figures.beta(np.linspace(0, 2, 65).reshape(5, 13), [f"seed {i}" for i in range(5)])
     if name == "keys":
         return figures.keys({f"seed {i}": torch.randn(5, 5, 16) for i in range(6)})
-    if name == "beliefs":
-        nothing = {(group, share): 1.0 for group in ("S3", "S5") for share in (0, 0.25)}
-        return figures.beliefs(figures.belief_runs(), nothing)
-    return {"tracking": lambda: figures.tracking(records("arms_run")),
-            "learning": lambda: figures.learning(records("arms_run")),
-            "spacing": lambda: figures.spacing(records("spacing")),
+    beliefs = [run for run in records("adversary") if run["uncertain"] == 0.25
+               and run["shown"] == "one" and figures.arm(run) in figures.MORE_COLOURS]
+    title = "A sentence of seven words or more stands here"
+    return {"tracking": lambda: figures.tracking(figures.arm_runs(("S5", "full"))),
+            "easier": lambda: figures.tracking(figures.arm_runs(("S3", "full"), ("S5", "swap"))),
+            "learning": lambda: figures.learning(figures.arm_runs(("S5", "full"))),
+            "spacing": lambda: figures.spacing(records("arms_spacing")),
+            "ladder": lambda: figures.ladder(records("ladder")),
+            "beliefs": lambda: figures.beliefs(title, beliefs, "random"),
+            "cycles": lambda: figures.beliefs(title, beliefs, "adversarial"),
             "householders": lambda: figures.householders(records("word"), records("word_long")),
             "drift": lambda: figures.drift(records("length"), filter(full_S5, records("extract"))),
             "snapping": lambda: figures.snapping(filter(full_S5, records("snap"))),
-            "schedules": lambda: figures.schedules(figures.belief_runs()),
             "curves": lambda: figures.curves("Three curves that end at one place keep their names "
                                              "apart", {c: ([1, 2], [[0, 0.2]], c) for c in "rgb"},
                                              chance=0.2, ylim=(0, 1))}[name]()
 
 
-FIGURES = ["beta", "keys", "beliefs", "tracking", "learning", "spacing", "householders", "drift",
-           "snapping", "schedules", "curves"]
+FIGURES = ["beta", "keys", "beliefs", "cycles", "tracking", "easier", "learning", "spacing",
+           "ladder", "householders", "drift", "snapping", "curves"]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -69,27 +72,19 @@ def test_a_title_is_a_sentence_and_no_two_texts_overlap(name):
 
 
 def test_the_same_model_has_the_same_colour_everywhere():
-    assert len(set(figures.COLOURS.values())) == len(figures.COLOURS) == 4
-    for name in ("tracking", "beliefs"):
+    assert len(set(figures.MORE_COLOURS.values())) == len(figures.MORE_COLOURS) == 5
+    for name, colours in [("tracking", figures.COLOURS), ("beliefs", figures.MORE_COLOURS)]:
         labels = {text.get_text(): text.get_color() for axes in drawn(name).axes
                   for text in axes.texts}
-        assert {arm: labels[arm] for arm in figures.COLOURS} == figures.COLOURS
+        assert {arm: labels[arm] for arm in colours} == colours
 
 
 def test_an_option_is_read_from_the_config_or_from_the_command():
     run = {"command": "python train.py --model linrnn --beta-max 1 --lr 1e-3"}
     assert setting(run, "lr") == "1e-3" and setting(run, "group", "S5") == "S5"
-    assert figures.arm(run) == "linear RNN, β ≤ 1"
     run["config"] = {"model": "linrnn", "lr": 0.01, "options": {"beta_max": 2.0}}
-    assert setting(run, "lr") == 0.01 and figures.arm(run) == "linear RNN, β ≤ 2"
-
-
-def test_the_title_of_the_main_figure_counts_the_solved_seeds():
-    runs = records("arms_run")
-    for run in runs:
-        if run["seed"] == 1 and figures.arm(run) == "linear RNN, β ≤ 2":
-            run["results"][-1]["all"] = 0.99
-    assert "β ≤ 2: 2 of 3" in figures.tracking(runs).get_suptitle()
+    assert setting(run, "lr") == 0.01 and setting(run, "beta_max") == 2.0
+    assert figures.arm({"arm": "linrnn-beta1"}) == "linear RNN, β ≤ 1"
 
 
 def test_the_command_writes_the_two_pictures_of_the_readme(monkeypatch, tmp_path):

@@ -179,4 +179,4 @@ def test_only_a_linear_rnn_has_an_inside(tmp_path, refused):
     train.main("--model lstm --group S3 --curriculum 2:1 --d-model 8 --last-steps 1 --batch 1 "
                "--test-lengths 2:1 --traces 1 --out".split() + [str(tmp_path)])
     refused(main, [tmp_path], "only a linrnn", "lstm")
-    refused(main, [tmp_path, "--traces", 0], "--traces begins at 1")
+    refused(main, [tmp_path, "--traces", 0], "must lie in [1,")

@@ -220,7 +220,7 @@ def test_a_record_holds_the_command_the_seed_and_the_numbers(small_run, tracked,
 
 def test_what_a_user_can_get_wrong_is_refused_in_one_line(small_run, tmp_path, monkeypatch,
                                                           refused):
-    refused(main, [small_run, "--interval", 0], "--interval begin at 1")
+    refused(main, [small_run, "--interval", 0], "--interval: must lie in [1")
     refused(main, [small_run, "--lengths", "8:3"], "multiple of the spacing")
     refused(main, [tmp_path], "model.pt")
     refused(main, [small_run, "--record", tmp_path], "directory")
