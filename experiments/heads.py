@@ -6,6 +6,9 @@ into model.blocks and into the state that model.stream returns. Layer l has the 
 Finding (results/extract.jsonl, at commit a8082c9). The network has four heads. On each of five
 seeds of S5 exactly one of them tracks: head 3, 0, 0, 2 and 0. So it is with S3, A5 and the swaps of
 S5; with Z7 and D6 two heads share the task.
+    What the head holds is a linear image of the permutation (equation 1, below): on the five seeds
+16 directions, and a state lies off its image by 15 to 17% of the spread of all states. On fresh
+traces the wrong permutations are at least 4.7 times as far as the right one (results/snap.jsonl).
     What the head holds drifts. R is the rms distance of its states from the mean of their class,
 where a class is all states of one permutation. M is the least distance between two such means. On
 the five seeds of S5, over the 16 commands up to

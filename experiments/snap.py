@@ -3,12 +3,16 @@
 A linear recurrence cannot pull back a state that has drifted: the steps that carry the state carry
 its error, too. But the state is a linear image of a permutation matrix P (heads.py, equation 1). So
 read P off the state, take the nearest permutation, and write its image back. No weight changes, and
-no state is listed: S12 has 479 million, and the fit 144 unknown parts.
-    Nothing but the model is needed. The labels of the fit are what the model answers to a `print`
-of each variable on short traces. On five seeds of S5 these are the true ones, in all 1,024 states.
+no state is listed: S12 has 479 million, and the fit 144 unknown parts. Nor is any label needed: the
+model is asked for each variable on short traces, and its own answers are fitted.
 
-    Snapping makes an error permanent: a state once put on the wrong place stays wrong. And a belief
-about uncertain commands has no permutation to go back to.
+Finding (results/snap.jsonl). Put back after every command, every reveal is right in 32 of 32 traces
+of 8,192 commands: on five of five seeds of S5, and on a seed each of its swaps, S3, A5, Z7, D6 and
+S3xS4; on seed 0 of S5 also in 4 of 4 of 65,536. Alone the five have 23 to 28% of the reveals at
+8,192, near chance (20%). On seeds 0 and 1 once in 192 commands suffices for 16 of 16 traces of
+2,048; once in 256 for 14 and 16, once in 384 for 4 and 11.
+    An error becomes permanent: a state once put on the wrong place stays wrong. And a belief about
+uncertain commands has no permutation to go back to.
 
 Command: python -m experiments.snap experiments/results/models/linrnn-S5-seed0
 
