@@ -11,6 +11,10 @@ from experiments import arms
 from models import LocalBlock, build
 
 
+def few_traces(model, task, lengths, traces):
+    return evaluation.evaluate_and_print(model, task, lengths, 2)
+
+
 def test_a_cap_ends_a_run_and_a_higher_cap_goes_on_from_there(tmp_path):
     """The curve counts all tokens that were read; the run in two parts has the steps of one."""
     options = [word for word in SMALL if word not in ("--advance", "-1")]
@@ -30,6 +34,7 @@ def test_a_cap_ends_a_run_and_a_higher_cap_goes_on_from_there(tmp_path):
 def test_each_arm_is_run_and_recorded_with_its_curve(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(arms, "LENGTHS", "2:1")
+    monkeypatch.setattr(arms, "evaluate_and_print", few_traces)
     for arm in arms.ARMS:
         arms.main(["run", arm, "--group", "S3", "--millions", "0.01", "--record", "r.jsonl"])
     lines = [json.loads(line) for line in open("r.jsonl")]
@@ -40,6 +45,7 @@ def test_each_arm_is_run_and_recorded_with_its_curve(tmp_path, monkeypatch):
 def test_spacing_changes_the_reveals_only(tmp_path, monkeypatch):
     """The commands of step 0 are the same for all S; each cell is recorded with its spacing."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(arms, "evaluate_and_print", few_traces)
     arms.main(["spacing", "linrnn", "--group", "S3", "--millions", "0.003", "--record", "r.jsonl"])
     lines = [json.loads(line) for line in open("r.jsonl")]
     assert [(line["first"], line["spacing"]) for line in lines] == [
