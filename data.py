@@ -311,8 +311,8 @@ class ReplTask:
 class WordTask:
     """One token per group element; the label at t is the product of the first t elements.
 
-    This is a sequence-to-sequence task, not next-token prediction. Every position is revealed, so
-    the spacing is always 1. With commands="swap" the words are made of transpositions only.
+    Not next-token prediction but sequence to sequence (Merrill et al. 2024, section 6). Every
+    position is revealed, so the spacing is 1. With commands="swap" the words are transpositions.
     """
 
     default_curriculum = "2:1,8:1,16:1,32:1,64:1"

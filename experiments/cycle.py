@@ -133,7 +133,8 @@ def main(argv=None):
     batch, belief = task.batch_of(program), torch.from_numpy(task.beliefs(program)[:, -1])
     held = task.group.elements[:, :, None] == np.arange(task.group.degree)  # [Q, n, n]
     marginals = belief @ torch.from_numpy(held.reshape(len(held), -1).astype(float))
-    features = states_at(model, batch.inputs, [batch.inputs.shape[1] - 1])[:, 0]
+    last = batch.reveals[0].nonzero()[0][-1]  # the token ahead of the last value, as the belief is
+    features = states_at(model, batch.inputs, [last])[:, 0]
     half = len(features) // 2
     for name, target in [("joint", belief), ("marginals", marginals)]:
         probe = fit_probe(features[:half], target[:half])

@@ -174,6 +174,17 @@ def test_the_corrections_of_a_cycle_change_what_they_name_and_nothing_else():
     assert torch.linalg.matrix_rank(torch.stack([moved[0], direction[0]])) == 1
 
 
+def test_the_last_reveals_of_random_traces_stand_at_one_place_ahead_of_the_value():
+    """There the probe of a belief looks: the belief is that ahead of the value."""
+    task = task_of()
+    program = task.draw(50, 16, 4, np.random.default_rng(9))
+    batch = task.batch_of(program)
+    last = batch.reveals[0].nonzero()[0][-1]
+    assert batch.reveals[:, last].all() and not batch.reveals[:, last + 1:].any()
+    value = task.value_tokens[task.program_answers(program)[:, -1]]
+    assert (batch.targets[:, last] == value).all() and (batch.inputs[:, last] != value).all()
+
+
 def test_a_probe_finds_a_linear_image_and_nothing_in_noise():
     x = torch.randn(400, 5).double()
     y = x @ torch.randn(5, 2).double() + 3

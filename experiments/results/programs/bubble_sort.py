@@ -1,5 +1,5 @@
-"""Bubble sort: fifty hands of five cards are mixed and put in order again. Which cards are exchanged
-depends on what the variables hold.
+"""Bubble sort: fifty hands of five cards are mixed and put in order again. Which cards are
+exchanged depends on what the variables hold.
 """
 
 a, b, c, d, e = 1, 2, 3, 4, 5
