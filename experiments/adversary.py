@@ -19,9 +19,10 @@ the least and the greatest of the seeds; the last column lists the seeds).
     lstm-bare, 8,000 steps      0.030 - 0.251  0.044 - 0.302  <= 0.002     .002 .002 .031 .35 .37
     scaled, to size 1           0.029 - 0.051  0.042 - 0.132  <= 0.011     .76 .88 1.58
     saturating, a tanh          0.019 - 0.020  0.027 - 0.032  <= 0.011     .50 .62 .92
-All arms have the same rates and, but for one row, 2,000 last steps. With P = 0.1 and 0.5, three seeds
-each, linrnn ends at 0.80 to 2.45 nats, and lstm-bare at most at 0.009. So linear recurrences follow
-random reveals more closely, and lose a belief that an LSTM can learn to keep. cycle.py says why.
+All arms have the same rates and, but for one row, 2,000 last steps. With P = 0.1 and 0.5, three
+seeds each, linrnn ends at 0.80 to 2.45 nats, and lstm-bare at most at 0.009. So linear recurrences
+follow random reveals more closely, and lose a belief that an LSTM can learn to keep. cycle.py says
+why.
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle), and the hybrid of linear
 recurrence and periodic non-linear normalisation that the paper names as future work.
@@ -98,8 +99,8 @@ class RepetitionTask(CoinTask):
         first = np.arange(n * program.asked.shape[1]) % n == 0
         commands, probability, executed = (x.repeat(n, 1) for x in (
             program.commands, program.probability, program.executed))
-        commands[:, ~first] = np.arange(n)
-        return program._replace(commands=commands, executed=executed & first,
+        commands[:, ~first] = np.arange(n)  # the identity, which no line shows
+        return program._replace(commands=commands, executed=executed,
                                 probability=probability * first,
                                 asked=np.tile(np.arange(n), program.asked.shape))
 

@@ -45,7 +45,7 @@ class Program(NamedTuple):
     """The random choices behind traces. All traces have equally many uncertain commands."""
     commands: np.ndarray  # [B, L, n]
     asked: np.ndarray  # [B, L/S] the variable of each reveal
-    probability: np.ndarray  # [B, L] that a command is executed; 1 shows no coin, 0 no command
+    probability: np.ndarray  # [B, L] that a command is executed; 1 shows no coin, 0 no line
     executed: np.ndarray  # bool [B, L] how the coins fell, which no reader is told
 
 
@@ -191,7 +191,6 @@ class CoinTask(ReplTask):
         """The automaton's symbols of a program, in the order of the trace: [B, L + L/S]."""
         batch, count = program.asked.shape
         coins = np.searchsorted(COINS, program.probability)
-        coins[program.probability == 0] = len(COINS)  # no command: the identity, for certain
         lines = self.group.index(program.commands) * (len(COINS) + 1) + coins
         reveals = (self.group.order * (len(COINS) + 1)
                    + program.asked * self.group.degree + self.program_answers(program))

@@ -82,6 +82,7 @@ def test_a_counter_is_what_odd_words_negate_and_even_words_keep():
                         for g in task.group.elements])
     block.project.weight.data[2, :6] = 9 * (1 - 2 * odd.float())  # the norm keeps a one-hot's place
     block.project.weight.data[8 + 2, :6] = 1.0  # b
+    block.project.bias.data[3] = 9.0  # kept by all words: a memory, not a counter
     h = ladder.counters(model, task, inputs)
     b = block.coefficients(model.blocks[0](model.embedding(torch.tensor([[0]])))[0])[1][0, 0, 2]
     expected = torch.zeros(4)
