@@ -6,7 +6,7 @@
     >>> a, b, c = c, a, b             command   g = (2, 0, 1): new[i] = old[g[i]]  (3, 1, 2)
     >>> a, b = b, a                   command   g = (1, 0, 2)                      (1, 3, 2)
     >>> print('b', b)                 reveal    one variable, chosen uniformly
-    b 3                               .         the 3 is the only token that tests the state
+    b 3                                         the 3 is the only token that tests the state
 
 Conventions, the same in every file
     Permutations are arrays of 0-based positions. A command with right-hand side g sets
@@ -17,9 +17,8 @@ Symbols
     n  degree: number of variables     L  length: number of commands in a trace     T  its tokens
     B  batch: number of traces         S  spacing: commands per reveal (L is a multiple of S)
 
-Sources
-    REPL traces: Siems et al. 2026 (arXiv 2602.14814), section 3, with a language model's tokens.
-    `word` format: Merrill, Petty, Sabharwal 2024 (arXiv 2404.08819), section 6.
+Sources: Siems et al. 2026 (arXiv 2602.14814), section 3 (REPL traces); Merrill, Petty, Sabharwal
+2024 (arXiv 2404.08819), section 6 (words).
 
 Next: scan.py, a linear recurrence that can execute such a program.
 """
@@ -34,6 +33,10 @@ import sys
 from functools import cached_property
 from math import factorial
 from typing import NamedTuple
+
+if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
 
 import numpy as np
 
@@ -78,9 +81,8 @@ class Group:
     A4xZ5 (degree 4 + 5). Elements are numbered in lexicographic order; 0 is the identity.
     """
 
-    FAMILIES = {  # name: (smallest n, order as a function of n)
-        "S": (2, factorial), "A": (3, lambda n: factorial(n) // 2),
-        "Z": (2, lambda n: n), "D": (3, lambda n: 2 * n)}
+    FAMILIES = {"S": (2, factorial), "A": (3, lambda n: factorial(n) // 2),
+                "Z": (2, lambda n: n), "D": (3, lambda n: 2 * n)}  # smallest n, order
 
     def __init__(self, name):
         factors = [re.fullmatch(r"([SAZD])([1-9]\d*)", part) for part in name.split("x")]
@@ -90,17 +92,16 @@ class Group:
         self.name = name
         self.factors = [(match[1], int(match[2])) for match in factors]
         self.degree = sum(n for _, n in self.factors)
-        if self.degree > len(string.ascii_lowercase):
-            raise ValueError(f"group {name} permutes {self.degree} points, but the variables are "
-                             "the letters a to z: at most 26 points")
+        if self.degree > 26:
+            raise ValueError(f"the variables are the letters a to z: group {name} permutes "
+                             f"{self.degree} points, and at most 26 are possible")
         self.order, self.offsets = 1, np.cumsum([0, *(n for _, n in self.factors)])
         for kind, n in self.factors:
             smallest, order = self.FAMILIES[kind]
             if n < smallest:
                 raise ValueError(f"{kind}{n} is too small: {kind}<n> needs n >= {smallest}")
             self.order *= order(n)
-        # To guess a variable's value, not knowing the state: the mean of 1 / orbit of its point.
-        self.chance = len(self.factors) / self.degree
+        self.chance = len(self.factors) / self.degree  # the mean of 1 / orbit of a point
 
     @cached_property
     def elements(self):
@@ -121,12 +122,22 @@ class Group:
 
     def index(self, perms):
         """The number of each permutation in .elements: [..., degree] -> [...]."""
-        return np.searchsorted(self._sorted_keys, self._keys(perms))
+        return np.searchsorted(self._keys(self.elements), self._keys(perms))
 
     def compose(self, g, h):
         """First g, then h: the element i -> g[h[i]]. Numbers, of any shapes that broadcast."""
         g, h = np.broadcast_arrays(g, h)
         return self.index(np.take_along_axis(self.elements[g], self.elements[h], -1))
+
+    def shortest_words(self, alphabet):
+        """Of commands, one for each element that they reach: {number: list of commands}."""
+        numbers, words, frontier = self.index(alphabet), {0: []}, [0]
+        for element in frontier:  # breadth first: the list grows while it is read
+            for letter, product in zip(alphabet, self.compose(element, numbers).tolist()):
+                if product not in words:
+                    words[product] = words[element] + [letter]
+                    frontier.append(product)
+        return words
 
     @cached_property
     def transpositions(self):
@@ -147,10 +158,6 @@ class Group:
         rows = np.ascontiguousarray(perms + 1, dtype=np.uint8)
         return rows.view(f"S{rows.shape[-1]}")[..., 0]
 
-    @cached_property
-    def _sorted_keys(self):
-        return self._keys(self.elements)
-
 
 def run_commands(commands, state=None):
     """The state after each command, s_t = s_{t-1}[g_t]: [B, L, n], [B, n] or None -> [B, L, n]."""
@@ -165,7 +172,7 @@ def run_commands(commands, state=None):
 class Batch(NamedTuple):
     """What a task gives to the training loop. A task is any class with the attributes vocab, chance
     (accuracy of a blind guess), default_curriculum and default_lengths, and the methods check,
-    training_batch, test_batch and model_defaults, as ReplTask below.
+    training_batch, test_batch and model_defaults, as ReplTask.
     """
     inputs: np.ndarray  # int64 [B, T]
     targets: np.ndarray  # int64 [B, T] what should come out at each position
@@ -177,7 +184,7 @@ def draw_commands(group, commands, shape, rng):
     """Random commands, uniform over the alphabet: [*shape, n]."""
     if commands == "full":
         return group.draw(shape, rng)
-    return group.transpositions[rng.integers(len(group.transpositions), size=shape)]
+    return rng.choice(group.transpositions, size=shape)
 
 
 # --- The task as REPL traces ----------------------------------------------------------------------
@@ -185,8 +192,7 @@ def draw_commands(group, commands, shape, rng):
 class ReplTask:
     """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
 
-    A token is a symbol of a small lossless lexer, in which a comma belongs to the name after it. A
-    trace is n lines `>>> a = 1`, then L commands, and after every S of them a reveal:
+    A token is a symbol of a small lossless lexer; a comma belongs to the name after it. A trace has
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
     """
 
@@ -203,8 +209,7 @@ class ReplTask:
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
         self.vocab = [*marks, *names, *(f", {name}" for name in names), *values, *self.more_symbols]
         self._id = {symbol: i for i, symbol in enumerate(self.vocab)}
-        # Longest symbol first, so that `print('` is not read as the variable p, nor 12 as 1, 2.
-        longest_first = sorted(self.vocab, key=len, reverse=True)
+        longest_first = sorted(self.vocab, key=len, reverse=True)  # print(' is not the variable p
         self._lexer = re.compile("|".join(map(re.escape, longest_first)))
         self._name = np.array([self._id[name] for name in names])
         self._comma_name = np.array([self._id[f", {name}"] for name in names])
@@ -311,8 +316,7 @@ class ReplTask:
 class WordTask:
     """One token per group element; the label at t is the product of the first t elements.
 
-    Not next-token prediction but sequence to sequence (Merrill et al. 2024, section 6). Every
-    position is revealed, so the spacing is 1. With commands="swap" the words are transpositions.
+    Every position is revealed, so the spacing is 1.
     """
 
     default_curriculum = "2:1,8:1,16:1,32:1,64:1"
@@ -335,7 +339,7 @@ class WordTask:
         return {}
 
     def training_batch(self, batch, length, spacing, rng):
-        """inputs are element numbers, targets the numbers of the running products: [B, L]."""
+        """Element numbers, and those of the running products: [B, L] each."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         inputs, targets = self.group.index(commands), self.group.index(run_commands(commands))
@@ -364,10 +368,7 @@ PURPOSES = {"train": 0, "valid": 1, "test": 2, "split": 3}
 
 
 def generator(seed, purpose, *key):
-    """A random generator of its own for each (seed, purpose, key), e.g. for each training step.
-
-    They are all independent. So any batch can be made again without the ones before it.
-    """
+    """A random generator of its own for each (seed, purpose, key); so a batch is made alone."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES[purpose], *key)))
 
 
@@ -416,5 +417,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # `| head -1` ends it
     main()

@@ -10,8 +10,7 @@ tells it one variable, so at a small spacing `final` is above chance even if the
 
 Where the task knows the best prediction p there is (Batch.best), three columns more:
     bayes    accuracy to expect of the best answer, the mean of max p
-    kl       KL(p || model) in nats: what the model loses on average by not being that reader
-    excess   the same from the values that came up: mean of log p(value) - log model(value)
+    kl       KL(p || model) in nats; excess: the mean of log p(value) - log model(value)
 
 Next: train.py, which makes the run folders that are read and written here.
 """
@@ -25,6 +24,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -54,23 +54,21 @@ def make_task_and_model(config, device="cpu"):
         return task, build(config["model"], len(task.vocab), **config["options"])
 
 
-def read_file(path, device="cpu"):
-    """What torch.save wrote. Reading runs no code; a file of unknown content may raise anything."""
-    with zipfile.ZipFile(path) as file:
-        if damaged := file.testzip():  # torch does not look at the checksums
-            raise ValueError(f"the checksum of {damaged} does not fit")
-    return torch.load(path, map_location=device, weights_only=True)
-
-
 def load_run(folder, device="cpu"):
     """A run's checkpoint (config, progress, model, resume), task and model. Raises: ValueError."""
+    path = Path(folder) / "model.pt"
     try:
-        checkpoint = read_file(Path(folder) / "model.pt", device)
+        with zipfile.ZipFile(path) as file:
+            if damaged := file.testzip():  # torch does not look at the checksums
+                raise ValueError(f"the checksum of {damaged} does not fit")
+        checkpoint = torch.load(path, map_location=device, weights_only=True)  # runs no code
         task, model = make_task_and_model(checkpoint["config"], "meta")  # shapes without memory
         model.load_state_dict(checkpoint["model"], assign=True)
+        for stage in checkpoint["config"]["curriculum"]:  # a foreign file may hold anything
+            task.check(*stage)
     except Exception as error:
         reason = " ".join(str(error).split()).split(". ")[0][:150]  # without torch's advice
-        raise ValueError(f"{folder}/model.pt is missing, truncated or foreign: {reason}") from None
+        raise ValueError(f"{path} is missing, truncated or foreign: {reason}") from None
     return checkpoint, task, model.float().eval()
 
 
@@ -83,9 +81,21 @@ def replace_file(path, write):
             file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
+        for seconds in (0.1, 0.5, 2):  # Windows replaces no file that another process holds open
+            with contextlib.suppress(PermissionError):
+                return side.replace(path)
+            time.sleep(seconds)
         side.replace(path)
     finally:
         side.unlink(missing_ok=True)
+
+
+def check_record(path):
+    """Refuses, before the work, a file that cannot be written or that holds something else."""
+    with open(path, "a+b") as file:
+        file.seek(0)
+        if file.read(2) not in (b"", b'{"'):  # how the line of a record begins
+            raise ValueError(f"{path} holds no records, and none is added to it: choose another")
 
 
 def append_record(path, command, numbers):
@@ -164,24 +174,12 @@ def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu"):
     return results
 
 
-def shortest_words(group, alphabet):
-    """A shortest word of commands for each element that they reach: {number: list of commands}."""
-    numbers = group.index(alphabet)
-    words, frontier = {0: []}, [0]
-    for element in frontier:  # breadth first: the list grows while it is read
-        for letter, product in zip(alphabet, group.compose(element, numbers).tolist()):
-            if product not in words:
-                words[product] = words[element] + [letter]
-                frontier.append(product)
-    return words
-
-
 def exhaustive(model, task, device="cpu"):
     """Every command from every state, each variable read out in a trace of its own: how many pairs
     (state, command), and (state, command, expected values, answers) of the wrong ones, from 1.
     """
     group, n, alphabet, failures = task.group, task.group.degree, task.alphabet, []
-    words = shortest_words(group, alphabet)
+    words = group.shortest_words(alphabet)
     for state, word in tqdm(words.items(), leave=False):
         commands = np.array([[*word, command] for command in alphabet])
         asked = np.tile(np.arange(n), len(alphabet))[:, None]
@@ -231,8 +229,8 @@ def plot(results, config, path):
     """Accuracy against the commands read before a reveal, a curve for each length."""
     from matplotlib.figure import Figure  # only here: it takes a second to import
 
-    figure = Figure(layout="constrained")
-    axes, trained = figure.subplots(), max(length for length, _ in config["curriculum"])
+    figure, trained = Figure(layout="constrained"), max(L for L, _ in config["curriculum"])
+    axes = figure.subplots()
     for row in results:
         ends = np.arange(1, len(row["by_position"]) + 1) * row["spacing"]
         axes.plot(ends, row["by_position"], ".-", label=f"traces of {row['length']} commands")
@@ -267,8 +265,10 @@ def main(argv=None):
             if not isinstance(task, ReplTask):
                 raise ValueError("--exhaustive and --interactive are for traces, not for words")
             task.alphabet  # refuses a group that is too large to list
-        for path in filter(None, (args.plot, args.record)):
-            open(path, "a").close()  # what cannot be written is refused before the work
+        if args.record:
+            check_record(args.record)
+        if args.plot:
+            open(args.plot, "a").close()  # what cannot be written is refused before the work
     if args.interactive:
         return interact(model, task, device)
     results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)

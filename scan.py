@@ -24,7 +24,6 @@ Sources
     [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: R writes per token.
 
 Does NOT include: decay gates, kernels for a particular device, hidden scales or normalisations.
-What is passed in is what is used.
 
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
@@ -47,10 +46,9 @@ import torch.nn.functional as F
 #     S <- (I - beta k k^T) S,
 #
 # has eigenvalue 1 - beta along k and 1 on everything orthogonal to it. So beta = 0 does nothing,
-# beta = 1 erases the direction k, and beta = 2 REFLECTS: it turns k into -k. Now take
-# k = (e_i - e_j) / sqrt 2. The reflection sends e_i - e_j to its negative and keeps e_i + e_j: it
-# EXCHANGES the slots i and j. With beta <= 1 every eigenvalue lies in [0, 1]; no exchange
-# exists [3].
+# beta = 1 erases the direction k, and beta = 2 REFLECTS: it turns k into -k. The reflection with
+# k = (e_i - e_j) / sqrt 2 negates e_i - e_j and keeps e_i + e_j: it EXCHANGES the slots i and j.
+# With beta <= 1 every eigenvalue lies in [0, 1], and no exchange exists [3].
 #
 # A permutation is a product of exchanges, but a program spells it token by token, and there is no
 # time to find its cycles. With a spare slot x' for each variable x no search is needed:
@@ -58,9 +56,8 @@ import torch.nn.functional as F
 #     a, b, c = c, a, b        at each left-hand name x:             exchange x   and x'
 #                              at the i-th right-hand name y:        exchange x_i and y'
 #
-# The left-hand names move all values out of the way; each right-hand name fetches one back. Every
-# key depends on the token and its place in the line only: a linear recurrence can do it, exactly,
-# for ever.
+# The left-hand names move all values out of the way; each right-hand name fetches one back. A key
+# depends on a token and its place in the line only. So a linear recurrence can do it.
 
 
 def exchange_key(i, j, slots):
@@ -89,9 +86,8 @@ def swap_machine_keys(commands):
 #
 #     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T          o_t = S_t^T q_t          (1)
 #
-# Read it as a memory that corrects itself: look up what is stored under k_t, and move it a fraction
-# beta_t of the way to v_t. With the correction d_t = beta_t (v_t - S_{t-1}^T k_t) it is a rank-1
-# write:
+# It looks up what is stored under k_t, and moves that a fraction beta_t of the way to v_t. With the
+# correction d_t = beta_t (v_t - S_{t-1}^T k_t) it is a rank-1 write:
 #
 #     S_t = S_{t-1} + k_t d_t^T                                                                 (2)
 
@@ -145,8 +141,7 @@ def check_inputs(q, k, v, beta, state):
 #
 #     (I + L) D = beta (V - K S_0)          L = tril(beta K K^T, -1)                            (4)
 #
-# The matrix does not contain the state. So solve BEFORE the state is known, for two right-hand
-# sides,
+# The matrix does not contain the state. So solve for two right-hand sides BEFORE it is known,
 #
 #     (I + L) U = beta V          (I + L) W = beta K                                            (5)
 #     D = U - W S_0                                                                             (6)
@@ -157,8 +152,7 @@ def check_inputs(q, k, v, beta, state):
 #     S_C = S_0 + K^T D = (I - K^T W) S_0 + K^T U                                               (8)
 #
 # In (8) I - K^T W is the product of the C factors I - beta k k^T, the later factor on the left: the
-# "WY form" of a product of reflections (Bischof and Van Loan 1987), found by [2]
-# for the delta rule.
+# "WY form" (Bischof and Van Loan 1987), found by [2] for the delta rule.
 
 
 TOKENS_AT_ONCE = 2**15  # of all sequences: the matrices of a longer piece leave a CPU's cache
@@ -239,9 +233,8 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_tr
 #     g(D)    = P^T g(O) + K G_n                                                                (9)
 #     G_{n-1} = G_n + Q^T g(O) - W^T g(D)                                                       (10)
 #
-# Only these two run from chunk to chunk, now from the last to the first. All else is local. D
-# solves (I + L) D = beta (V - K S_0); the backward of that is ONE solve, with the TRANSPOSED
-# triangle,
+# Only these two run from chunk to chunk, now from the last to the first. All else is local. The
+# backward of (I + L) D = beta (V - K S_0) is ONE solve, with the TRANSPOSED triangle,
 #
 #     (I + L)^T X = g(D)                                                                        (11)
 #
@@ -254,9 +247,8 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_tr
 #     g(Q)      = g(O) S_0^T + g(P) K                                                           (15)
 #     g(beta)   = row sums of X * V + g(beta K) * K                                             (16)
 #
-# What to keep from the forward? q, k, v and beta exist anyway. D is as large as v, W as large as k,
-# the states at the chunk starts K / C times v. L and P would be C / V times v each, and each is one
-# cheap product: they are made again.
+# D, W and the states at the chunk starts are kept from the forward. L and P are made again: each is
+# one cheap product.
 
 
 class ChunkedDeltaRule(torch.autograd.Function):
@@ -307,10 +299,9 @@ class ChunkedDeltaRule(torch.autograd.Function):
 
 # --- 5. Several writes per token ------------------------------------------------------------------
 #
-# DeltaProduct [4] applies R steps of (1) per token and reads once, after the last. To the scan
-# these are R tokens of which only the last is read. A token's transition is then a product of R
-# reflections and can be any orthogonal matrix of rank <= R away from I (Cartan-Dieudonne): one
-# token, one permutation.
+# DeltaProduct [4] applies R steps of (1) per token and reads once, after the last: to the scan, R
+# tokens of which the last is read. The product of R reflections can be any orthogonal matrix of
+# rank <= R away from I (Cartan-Dieudonne): one token, one permutation.
 
 
 def delta_product(q, k, v, beta, state=None, chunk_size=32):
@@ -335,17 +326,14 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 
 # --- 6. Numerics ----------------------------------------------------------------------------------
 #
-# Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and the inverse of I + L in
-# (4) stays tame (at beta = 2 no entry is above 2: it holds products of reflections). With raw keys
-# the factors grow, and the inverse with them, exponentially in C.
+# Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and no entry of the inverse
+# of I + L is above 2. With raw keys that inverse grows exponentially in C.
 #
 # What float32 loses: a reflection with a rounded key is not exactly orthogonal, and nothing in a
-# linear recurrence pulls the state back. The error grows with the number of steps, slowly. Over
-# 4,096 exchanges (the test of float32) chunks of 32 lost 0.9 to 5 times what the loop lost, in six
-# draws at K = 5 and 16: it is the rounding of L.
+# linear recurrence pulls the state back. So the error grows with the number of steps, slowly.
 #
 # What the chunk size trades: a larger C means fewer sequential steps, T / C, and more work per
-# token, C K for the triangle. Memory for L is T C. On the CPUs tried 32 was the fastest.
+# token, C K for the triangle. On the CPUs tried 32 was the fastest.
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------

@@ -13,9 +13,8 @@ once some stage is learned. Till then the last weights stand.
 The loss is the mean cross-entropy of every next token, plus --reveal-weight times that of the
 revealed values: most other tokens of a random program cannot be predicted, and are noise.
 
-A run is a folder: config.json (what determines the result), log.jsonl (a line every 10 steps) and
-model.pt (the weights, and all that --resume needs). A resumed run continues bit for bit on the CPU,
-with the same number of threads.
+A run is a folder: config.json, log.jsonl (a line every 10 steps) and model.pt (the weights, and all
+that --resume needs). On the CPU, with as many threads, a resumed run continues bit for bit.
 
 Next: analysis.ipynb.
 """
@@ -40,7 +39,8 @@ from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from data import COMMANDS, TASKS, generator, number, parse_stages, user_errors
-from eval import append_record, evaluate_and_print, load_run, make_task_and_model, replace_file
+from eval import (append_record, check_record, evaluate_and_print, load_run, make_task_and_model,
+                  replace_file)
 from models import MODELS, choose_device, options_of
 
 WARMUP = 50  # steps over which the learning rates rise from 0
@@ -125,7 +125,7 @@ def open_folder(folder, resume, config, record=None):
             raise ValueError(f"--resume with other options than those of the run in {folder}: "
                              + ", ".join(changed))
     if record:
-        open(record, "a").close()  # what cannot be written is refused before the work
+        check_record(record)
     folder.mkdir(parents=True, exist_ok=True)
     if folder in LOCKS:
         LOCKS.pop(folder).close()

@@ -40,7 +40,7 @@ from torch import nn
 
 import train
 from data import TASKS, number, user_errors
-from eval import append_record, evaluate_and_print
+from eval import append_record, check_record, evaluate_and_print
 from experiments.arms import folder_of, learn, summary
 from experiments.beliefs import CoinTask
 from experiments.pairs import run_part
@@ -234,7 +234,7 @@ def run(argv):
         options = [*ARMS[args.arm].split(), *options]
         train.config_of(make_parser().parse_args(options))  # refuses bad values
         record = args.record or RESULTS / "adversary.jsonl"
-        open(record, "a").close()  # what cannot be written is refused before the work
+        check_record(record)
     folder = folder_of(options)
     made, _ = learn(options, folder, float("inf"), make_parser(), FallingRun)
     model, task, results = made.result.eval(), made.task, {}

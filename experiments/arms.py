@@ -44,7 +44,7 @@ import numpy as np
 
 import train
 from data import number, parse_stages, user_errors
-from eval import append_record, evaluate_and_print
+from eval import append_record, check_record, evaluate_and_print
 
 RESULTS = Path(__file__).parent / "results"
 GRID = {"adamw": [(rate, rate) for rate in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)],
@@ -174,7 +174,7 @@ def main(argv=None):
         train.config_of(train.make_parser().parse_args(
             ["--group", args.group, "--commands", args.commands]))  # refuses bad values
         args.record = args.record or RESULTS / f"arms_{args.part}.jsonl"
-        open(args.record, "a").close()  # what cannot be written is refused before the work
+        check_record(args.record)
     args.command = f"{parser.prog} {shlex.join(argv)}"
     parts[args.part](args)
 

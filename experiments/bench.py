@@ -43,7 +43,7 @@ import torch.nn.functional as F
 from torch.profiler import profile
 
 from data import number, user_errors
-from eval import append_record
+from eval import append_record, check_record
 from models import choose_device
 from scan import (check_inputs, chunked_forward, delta_rule_chunked, delta_rule_recurrent,
                   in_chunks, solve_unit_triangle)
@@ -182,7 +182,7 @@ def main(argv=None):
                              "measured")
         choose_device(args.device)  # refuses a device that is not there
         if args.record:
-            open(args.record, "a").close()  # what cannot be written is refused before the work
+            check_record(args.record)
     torch.manual_seed(args.seed)
     forms = [name for name in FORMS if args.compile or name != "compiled"]
     about = {"B": args.batch, "H": args.heads, "K=V": args.width, "device": args.device,

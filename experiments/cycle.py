@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from data import generator, user_errors
-from eval import append_record, load_run
+from eval import append_record, check_record, load_run
 from experiments.adversary import CYCLES
 from scan import delta_product
 
@@ -126,7 +126,7 @@ def main(argv=None):
         if config["format"] != "repetitions" or config["model"] == "transformer":
             raise ValueError(f"{args.run} is no run of experiments.adversary with a recurrent "
                              "mixer")
-        open(args.record, "a").close()  # what cannot be written is refused before the work
+        check_record(args.record)
     numbers = {"model": config["model"], "seed": config["seed"]}
 
     program = task.draw(4096, 16, 4, generator(0, "valid"))

@@ -38,7 +38,7 @@ from torch import nn
 
 import train
 from data import generator, number, user_errors
-from eval import append_record, evaluate_and_print, load_run
+from eval import append_record, check_record, evaluate_and_print, load_run
 from experiments.arms import RATES, folder_of, learn, summary
 from experiments.pairs import run_part
 from models import MODELS, LanguageModel
@@ -160,7 +160,7 @@ def run(argv):
     parser.add_argument("--record", metavar="FILE", default=RESULTS / "ladder.jsonl")
     with user_errors(parser, argv) as args:
         train.config_of(make_parser().parse_args(["--format", "word", "--group", args.group]))
-        open(args.record, "a").close()  # what cannot be written is refused before the work
+        check_record(args.record)
     for name, model in LADDER.items():
         rates = RATES.get(name, RATES["linrnn"])
         options = [*model.split(), *rates.split(), "--format", "word", "--group", args.group,
@@ -204,8 +204,8 @@ def count(argv):
         if checkpoint["config"]["model"] != "diagonal":
             raise ValueError(f"{args.run} has no diagonal layer")
         batch = task.test_batch(256, 256, 1, generator(0, "test", 256, 1))
+        check_record(args.record)
         h = counters(model, task, batch.inputs)
-        open(args.record, "a").close()  # what cannot be written is refused before the work
     with torch.no_grad():
         right = model(torch.from_numpy(batch.inputs)).argmax(-1) == torch.from_numpy(batch.targets)
     size = h.abs().mean(-1)

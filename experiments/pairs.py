@@ -29,7 +29,7 @@ import numpy as np
 
 import train
 from data import TASKS, Batch, ReplTask, generator, number, parse_stages, user_errors
-from eval import append_record, evaluate_and_print, load_run
+from eval import append_record, check_record, evaluate_and_print, load_run
 from models import choose_device
 
 
@@ -144,7 +144,7 @@ def eval_run(task_format, parser, argv, prepare=lambda task, args: {}):
         settings = prepare(task, args)
         lengths = parse_stages(args.lengths or task.default_lengths, task, args.traces)
         if args.record:
-            open(args.record, "a").close()  # what cannot be written is refused before the work
+            check_record(args.record)
     results = evaluate_and_print(model, task, lengths, args.traces, args.seed, device)
     numbers = {"config": config, **settings, "results": results}
     if args.json:

@@ -40,7 +40,7 @@ from pathlib import Path
 import numpy as np
 
 from data import number, user_errors
-from eval import append_record, log_probabilities
+from eval import append_record, check_record, log_probabilities
 from experiments.heads import Untracked, load_repl_run, tracking_heads
 from experiments.sessions import execute
 from experiments.snap import Snapped, fit_image
@@ -167,7 +167,7 @@ def main(argv=None):
                 raise Refused(f"{args.file}:{event['line']}: no command of this model, which knows "
                               f"--commands {task.commands} of {task.group.name}")
         if args.record:
-            open(args.record, "a").close()  # what cannot be written is refused before the work
+            check_record(args.record)
     readers = {"model": model, "put back": put_back(model, task, device)}
     found = {reader: answers(model, task, events, device) for reader, model in readers.items()
              if model}

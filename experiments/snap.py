@@ -31,7 +31,7 @@ import time
 import torch
 
 from data import generator, number, parse_stages, user_errors
-from eval import append_record, evaluate_and_print
+from eval import append_record, check_record, evaluate_and_print
 from experiments.extract import check_order, extract_and_print
 from experiments.heads import (LinearImage, Untracked, collect_states, load_repl_run,
                                read_heads, tracking_heads, write_heads)
@@ -116,7 +116,7 @@ def main(argv=None):
         if args.extract:
             check_order(task.group)
         if args.record:
-            open(args.record, "a").close()  # what cannot be written is refused before the work
+            check_record(args.record)
     begin = time.monotonic()
     try:
         heads = tracking_heads(model, task, device)

@@ -49,7 +49,7 @@ import torch
 import torch.nn.functional as F
 
 from data import COMMANDS, Group, generator, number, parse_stages, user_errors
-from eval import append_record
+from eval import append_record, check_record
 from experiments.automata import leak
 from experiments.beliefs import CoinTask
 
@@ -278,7 +278,7 @@ def main(argv=None):
         task = CoinTask(Group(args.group), args.commands, args.uncertain)
         lengths = parse_stages(args.lengths, task, args.traces)
         if args.record:
-            open(args.record, "a").close()  # what cannot be written is refused before the work
+            check_record(args.record)
     if not argv:
         return demonstrate()
     numbers = {"seed": args.seed, "group": args.group, "commands": args.commands,

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import train
 from data import TASKS, Batch, ReplTask, generator, number, user_errors
-from eval import append_record, evaluate_and_print, exhaustive, load_run, shortest_words
+from eval import append_record, check_record, evaluate_and_print, exhaustive, load_run
 from experiments.pairs import eval_run, make_eval_parser, run_part, train_run
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,7 +50,7 @@ class UnseenTask(ReplTask):
                              f"one not; got {seen}")
         mixed = self.alphabet[generator(0, "split").permutation(count)]
         self.seen, self.unseen = mixed[:seen], mixed[seen:]
-        reached = len(shortest_words(group, self.seen))
+        reached = len(group.shortest_words(self.seen))
         if reached < group.order:
             raise ValueError(f"the {seen} seen commands reach {reached} of the {group.order} "
                              f"states of {group.name} only: more must be seen")
@@ -102,7 +102,7 @@ def study(argv):
     add("--seeds", type=numbers, default="0,1,2", help="by comma")
     add("--record", default=RESULTS / "unseen.jsonl", metavar="FILE")
     with user_errors(parser, argv) as args:
-        open(args.record, "a").close()  # what cannot be written is refused before the work
+        check_record(args.record)
     for seen in args.counts:
         for seed in args.seeds:
             folder = Path("runs") / f"unseen-{seen}-seed{seed}"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, session
 from data import Batch, Group, ReplTask
-from eval import evaluate, exhaustive, interact, log_probabilities, main, shortest_words, wilson
+from eval import evaluate, exhaustive, interact, log_probabilities, main, wilson
 from models import MODELS, build
 
 
@@ -95,7 +95,7 @@ def test_the_certificate_of_a_perfect_model_is_complete(name, commands, pairs, l
     """States are reached in the fewest commands: a permutation with c cycles by n - c swaps."""
     task = ReplTask(Group(name), commands)
     assert exhaustive(Interpreter(task), task) == (pairs, [])
-    assert max(map(len, shortest_words(task.group, task.alphabet).values())) == longest
+    assert max(map(len, task.group.shortest_words(task.alphabet).values())) == longest
 
 
 def test_the_certificate_finds_the_one_broken_transition():

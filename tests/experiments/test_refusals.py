@@ -296,6 +296,34 @@ def test_a_whole_file_of_strange_content_gets_one_line(small_run, tmp_path, monk
     refused(train.main, [*SMALL, "--out", tmp_path, "--resume"], "model.pt")
 
 
+@pytest.mark.parametrize("curriculum", ["text", [["8", "1"]], [[8]], [8, 1], None, [[0, 1]]])
+def test_a_curriculum_of_another_type_is_refused_when_the_run_is_read(
+        curriculum, small_run, tmp_path, refused):
+    truth = torch.load(small_run / "model.pt", weights_only=True)
+    torch.save(changed(truth, ("config", "curriculum"), curriculum), tmp_path / "model.pt")
+    refused(evaluation.main, [tmp_path, "--plot", tmp_path / "p.png"], "model.pt is missing")
+
+
+def test_a_file_that_another_process_holds_open_is_tried_again(tmp_path, monkeypatch):
+    """Windows refuses to replace it: four tries, then the error shows, and the old file stands."""
+    path, waits, busy, replace = tmp_path / "model.pt", [], [True, True], Path.replace
+    path.write_bytes(b"old")
+
+    def held_open(side, target):
+        if busy and busy.pop():
+            raise PermissionError(13, "Permission denied", str(target))
+        return replace(side, target)
+
+    monkeypatch.setattr(Path, "replace", held_open)
+    monkeypatch.setattr(evaluation.time, "sleep", waits.append)
+    evaluation.replace_file(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new" and len(waits) == 2
+    busy[:] = [True] * 4
+    with pytest.raises(PermissionError):
+        evaluation.replace_file(path, lambda file: file.write(b"newer"))
+    assert path.read_bytes() == b"new" and [*tmp_path.iterdir()] == [path] and not busy
+
+
 def test_a_resume_from_parts_of_two_runs_is_refused(small_run, tmp_path, refused, runs):
     """The optimisers of another seed, of another task, none, or of another type."""
     truth = torch.load(small_run / "model.pt", weights_only=True)
@@ -317,6 +345,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(script, runs, 
         if action.dest not in ("record", "plot", "out"):
             continue
         end = ".png" if action.dest == "plot" else ""
+        if action.dest == "record":
+            for text in ("{\n", "a,b\n", "[1]"):
+                (tmp_path / "foreign").write_text(text)
+                code, line, left = outcome(script, f"--record={tmp_path / 'foreign'}")
+                assert code == 2 and not left, (script, line)
+                assert "holds no records" in line or script == "programs", line  # S3 has no d
+                assert (tmp_path / "foreign").read_text() == text
         for path in (f"file/below{end}", f"missing/below{end}", "folder", "x" * 300 + end):
             if action.dest == "out" and path in ("folder", "missing/below"):
                 continue  # an empty folder will do, and a folder is made
@@ -474,7 +509,9 @@ def test_a_failed_plot_or_record_loses_nothing(small_run, tmp_path, monkeypatch,
     refused(evaluation.main, [small_run, *PLAIN, "--plot", tmp_path / "p.png", "--record",
                               tmp_path / "r.jsonl"], "/no/such/folder")
     assert json.loads((tmp_path / "r.jsonl").read_text())["results"]
-    if Path("/dev/full").exists():
+    if Path("/dev/full").exists():  # it holds zeros, and so is no file of records
+        monkeypatch.setattr(evaluation, "check_record", str)
+        monkeypatch.setattr(train, "check_record", str)
         refused(evaluation.main, [small_run, *PLAIN, "--record", "/dev/full"], "No space left")
         refused(train.main, [*SMALL, "--out", tmp_path / "run", "--record", "/dev/full"],
                 "No space left", "last good one", str(tmp_path / "run"))
