@@ -125,9 +125,14 @@ class Group:
         return np.searchsorted(self._keys(self.elements), self._keys(perms))
 
     def compose(self, g, h):
-        """First g, then h: the element i -> g[h[i]]. Numbers, of any shapes that broadcast."""
+        """First g, then h: the element i -> g[h[i]]. Numbers, of any shapes that broadcast.
+
+        Exercise 1 (1 point, 1 line): the commands g and h, one after the other, as one command.
+        Trap: h[g[i]] is first h, then g. Where all elements commute (Z<n>) nobody notices."""
         g, h = np.broadcast_arrays(g, h)
+        ### BEGIN SOLUTION
         return self.index(np.take_along_axis(self.elements[g], self.elements[h], -1))
+        ### END SOLUTION
 
     def shortest_words(self, alphabet):
         """Of commands, one for each element that they reach: {number: list of commands}."""

@@ -131,10 +131,14 @@ def log_probabilities(model, inputs, reveals, device="cpu", note=None):
 
 
 def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
-    """The row of the table for fresh traces; model: anything with stream(tokens, state)."""
+    """The row of the table for fresh traces; model: anything with stream(tokens, state).
+
+    Exercise 7 (2 points, 7 lines): row. Its keys: length, spacing, traces, reveals, the header's,
+    perfect_low, perfect_high, by_position. Trap: perfect is no mean over reveals."""
     batch = task.test_batch(traces, length, spacing, generator(seed, "test", length, spacing))
     log_q = log_probabilities(model, batch.inputs, batch.reveals, device, f"({length},{spacing})")
     answers = batch.targets[batch.reveals].reshape(traces, -1, 1)
+    ### BEGIN SOLUTION
     right = log_q.argmax(-1) == answers[..., 0]
     perfect = right.all(1)
     low, high = wilson(perfect.sum(), traces)
@@ -142,6 +146,7 @@ def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
            "chance": task.chance, "all": float(right.mean()), "final": float(right[:, -1].mean()),
            "perfect": float(perfect.mean()), "perfect_low": low, "perfect_high": high,
            "by_position": right.mean(0).tolist()}
+    ### END SOLUTION
     if batch.best is not None:
         gap = np.log(batch.best.clip(1e-300)) - log_q  # in nats, for each symbol
         kl, excess = (batch.best * gap).sum(-1), np.take_along_axis(gap, answers, -1)

@@ -74,12 +74,17 @@ def swap_machine_keys(commands):
 
     Shapes: commands integer [..., L, n] -> keys [..., L 2n, 2n], float64, to be used with beta = 2.
     Source: the construction is this project's; that reflections suffice is [3], theorem 3.
+
+    Exercise 5 (2 points, 4 lines): the keys, in the order in which the names of a line are read.
+    Trap: the i-th right-hand name y fetches from y' into x_i, and not into y.
     """
     *lead, length, n = commands.shape
+    ### BEGIN SOLUTION
     place = torch.arange(n).expand_as(commands)
     left_hand = exchange_key(place, place + n, 2 * n)
     right_hand = exchange_key(place, commands + n, 2 * n)
     return torch.cat([left_hand, right_hand], -2).reshape(*lead, length * 2 * n, 2 * n)
+    ### END SOLUTION
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
@@ -99,8 +104,12 @@ def delta_rule_recurrent(q, k, v, beta, state=None):
             -> out [..., T, V], state [..., K, V]. The read at t sees the write at t.
     Raises: ValueError if the shapes do not fit together.
     Cost: O(T K V), T sequential steps.  Source: [1] equations 23-25; [2] equation 2.
+
+    Exercise 2 (2 points, 7 lines): out and the last state, for any leading axes, by (1) and (2).
+    Trap: beta scales the correction v - S^T k, not v alone; the read follows the write.
     """
     state_KV = check_inputs(q, k, v, beta, state)
+    ### BEGIN SOLUTION
     out = []
     # unbind, not q[..., t, :]: the backward of an index writes a full-size gradient at every step
     for q_K, k_K, v_V, b in zip(q.unbind(-2), k.unbind(-2), v.unbind(-2), beta.unbind(-1)):
@@ -109,6 +118,7 @@ def delta_rule_recurrent(q, k, v, beta, state=None):
         state_KV = state_KV + k_K.unsqueeze(-1) * d_V.unsqueeze(-2)                            # (2)
         out.append((q_K.unsqueeze(-2) @ state_KV).squeeze(-2))                                 # (1)
     return torch.stack(out, -2), state_KV
+    ### END SOLUTION
 
 
 def check_inputs(q, k, v, beta, state):
@@ -195,8 +205,13 @@ def in_chunks(x, C):
 
 
 def solve_unit_triangle(L_NCC, rhs):
-    """(I + L)^-1 rhs. The solver reads only what is strictly below the diagonal of L."""
+    """(I + L)^-1 rhs. The solver reads only what is strictly below the diagonal of L.
+
+    Exercise 3 (1 point, 1 line, or a loop): forward substitution, each row from those above it.
+    Trap: L_NCC comes with numbers on and above its diagonal. They are no part of L."""
+    ### BEGIN SOLUTION
     return torch.linalg.solve_triangular(L_NCC, rhs, upper=False, unitriangular=True)
+    ### END SOLUTION
 
 
 def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_triangle):
@@ -204,13 +219,16 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_tr
 
     Returns out [..., N, C, V] and the last state; then, for the backward by hand, the states at the
     chunk starts [..., N, K, V], D [..., N, C, V] and W [..., N, C, K].
+
+    Exercise 4 (2 points, 8 lines): from u, w and the state to all that is returned: (6) to (8).
+    Trap: D, O and the states kept want the state BEFORE each chunk. A single chunk hides that.
     """
     beta_k_NCK = beta_NC1 * k_NCK
     L_NCC = beta_k_NCK @ k_NCK.mT                                                              # (4)
     rhs = torch.cat([(beta_NC1 * v_NCV).mT, beta_k_NCK.mT], -2).mT  # column by column: no copy
     solved = solve(L_NCC, rhs)                                                                 # (5)
     u_NCV, w_NCK = solved.split([v_NCV.shape[-1], k_NCK.shape[-1]], -1)
-
+    ### BEGIN SOLUTION
     # The state, from chunk to chunk: the only sequential part.
     starts, corrections = [], []
     for k_CK, w_CK, u_CV in zip(k_NCK.unbind(-3), w_NCK.unbind(-3), u_NCV.unbind(-3)):
@@ -221,6 +239,7 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_tr
 
     start_NKV, d_NCV = torch.stack(starts, -3), torch.stack(corrections, -3)
     out_NCV = q_NCK @ start_NKV + (q_NCK @ k_NCK.mT).tril_() @ d_NCV                           # (7)
+    ### END SOLUTION
     return out_NCV, state_KV, start_NKV, d_NCV, w_NCK
 
 
@@ -262,10 +281,14 @@ class ChunkedDeltaRule(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g_out_NCV, G_KV):
+        """Exercise 6 (4 points, 28 lines): (9) to (16), the gradients of all five inputs.
+        Trap: G_n belongs to the state AFTER chunk n, and the loop meets the last chunk first.
+        """
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError("the backward of delta_rule_chunked is written by hand and cannot "
                                "be differentiated again: use delta_rule_recurrent")
         q_NCK, k_NCK, v_NCV, beta_NC1, start_NKV, d_NCV, w_NCK = ctx.saved_tensors
+        ### BEGIN SOLUTION
         P_NCC = (q_NCK @ k_NCK.mT).tril_()
         from_out_NCV, from_out_NKV = P_NCC.mT @ g_out_NCV, q_NCK.mT @ g_out_NCV
         G, g_d = [], []
@@ -295,6 +318,7 @@ class ChunkedDeltaRule(torch.autograd.Function):
         g_beta_NC1 = ((X_NCV * v_NCV).sum(-1, keepdim=True)
                       + (g_beta_k_NCK * k_NCK).sum(-1, keepdim=True))                         # (16)
         return g_q_NCK, g_k_NCK, g_v_NCV, g_beta_NC1, G_KV
+        ### END SOLUTION
 
 
 # --- 5. Several writes per token ------------------------------------------------------------------

@@ -55,6 +55,9 @@ class PFSA:
         Shapes: symbols [B, T] -> beliefs [B, T, Q], log-evidence [B, T], both float64.
         Raises: ValueError at a reveal that the symbols before it make impossible.
         Cost: O(B T Q^2).
+
+        Exercise 8 (2 points, 4 lines): one symbol, evidence[:, t] and the belief after it.
+        Trap: reveal first, then move; and delta[symbol, new, old] stands on the left of a belief.
         """
         (batch, length), Q = symbols.shape, len(self.start)
         beliefs, evidence = np.empty((batch, length, Q)), np.empty((batch, length))
@@ -62,10 +65,12 @@ class PFSA:
         with np.errstate(invalid="ignore"):  # 0 / 0 is reported below
             for t in range(length):
                 beliefs[:, t] = belief
+                ### BEGIN SOLUTION
                 survived = belief * self.rho[symbols[:, t]]
                 evidence[:, t] = survived.sum(1)
                 posterior = survived / evidence[:, t, None]
                 belief = (self.delta[symbols[:, t]] @ posterior[..., None])[..., 0]
+                ### END SOLUTION
         if (evidence == 0).any():
             trace, step = np.argwhere(evidence == 0)[0]
             raise ValueError(f"impossible reveal at step {step} of trace {trace}: no state that "

@@ -242,9 +242,14 @@ class LinearImage:
         return self.read(states), perms
 
     def correct(self, states):
-        """The image of the nearest permutation, in place of each state."""
+        """The image of the nearest permutation, in place of each state.
+
+        Exercise 9 (2 points, 2 lines): read P, take the nearest permutation, write its image, (1).
+        Trap: B multiplies what P is off its average; the mean of the states comes on top of it."""
+        ### BEGIN SOLUTION
         P = F.one_hot(nearest(self.read(states)), self.n).flatten(-2).to(states)
         return (self.mean + (P - self.average) @ self.B).view_as(states)
+        ### END SOLUTION
 
     def certify(self, states):
         """How sure is a reading? Returns (permutation [..., n], residual [...], margin [...]).
