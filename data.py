@@ -53,16 +53,14 @@ def is_odd(perms):
 
 
 def draw_factor(kind, n, shape, rng):
-    """Uniform elements of S<n>, A<n>, Z<n> or D<n>, without listing the group: [*shape, n]."""
-    if kind in "SA":
-        perms = rng.random((*shape, n)).argsort(-1)
-        if kind == "A":  # make the odd ones even: odd and even pair up by swapping the last two
-            odd = is_odd(perms)
-            perms[odd, -2:] = perms[odd, :-3:-1]
-        return perms
-    shift = rng.integers(n, size=(*shape, 1))
-    flip = rng.choice([1, -1], size=(*shape, 1)) if kind == "D" else 1
-    return (flip * np.arange(n) + shift) % n
+    """Uniform elements of S<n>, A<n>, Z<n> or D<n>; no large group is listed: [*shape, n]."""
+    if kind in "ZD":
+        return rng.choice(list_factor(kind, n), size=shape)
+    perms = rng.random((*shape, n)).argsort(-1)
+    if kind == "A":  # make the odd ones even: odd and even pair up by swapping the last two
+        odd = is_odd(perms)
+        perms[odd, -2:] = perms[odd, :-3:-1]
+    return perms
 
 
 def list_factor(kind, n):
@@ -127,8 +125,7 @@ class Group:
     def compose(self, g, h):
         """First g, then h: the element i -> g[h[i]]. Numbers, of any shapes that broadcast.
 
-        Exercise 1 (1 point, 1 line): the commands g and h, one after the other, as one command.
-        Trap: h[g[i]] is first h, then g. Where all elements commute (Z<n>) nobody notices."""
+        Exercise 1 (1 point, 1 line): the law above. Trap: in Z<n>, h[g[i]] is the same."""
         g, h = np.broadcast_arrays(g, h)
         ### BEGIN SOLUTION
         return self.index(np.take_along_axis(self.elements[g], self.elements[h], -1))
@@ -319,10 +316,7 @@ class ReplTask:
 
 
 class WordTask:
-    """One token per group element; the label at t is the product of the first t elements.
-
-    Every position is revealed, so the spacing is 1.
-    """
+    """One token per group element; the label at t is the product of the first t elements."""
 
     default_curriculum = "2:1,8:1,16:1,32:1,64:1"
     default_lengths = "64:1,128:1,256:1"

@@ -2,8 +2,7 @@
 
 For each (length L, spacing S), on fresh traces that no training run ever sees:
     chance   accuracy of a guess that knows the variable but not the state
-    all      accuracy over all reveals
-    final    accuracy at the last reveal of each trace, after all L commands
+    all      accuracy over all reveals; final: at the last reveal of each trace
     perfect  share of traces in which EVERY reveal is right, with its 95% Wilson interval
 The model reads the whole true trace and is asked for the revealed values only. An earlier reveal
 tells it one variable, so at a small spacing `final` is above chance even if the state is lost.
@@ -133,8 +132,7 @@ def log_probabilities(model, inputs, reveals, device="cpu", note=None):
 def evaluate(model, task, length, spacing, traces=256, seed=0, device="cpu"):
     """The row of the table for fresh traces; model: anything with stream(tokens, state).
 
-    Exercise 7 (2 points, 7 lines): row. Its keys: length, spacing, traces, reveals, the header's,
-    perfect_low, perfect_high, by_position. Trap: perfect is no mean over reveals."""
+    Exercise 7 (2 points, 7 lines): the row, as its readers want it. Trap: perfect is of traces."""
     batch = task.test_batch(traces, length, spacing, generator(seed, "test", length, spacing))
     log_q = log_probabilities(model, batch.inputs, batch.reveals, device, f"({length},{spacing})")
     answers = batch.targets[batch.reveals].reshape(traces, -1, 1)
@@ -180,9 +178,7 @@ def evaluate_and_print(model, task, lengths, traces=256, seed=0, device="cpu"):
 
 
 def exhaustive(model, task, device="cpu"):
-    """Every command from every state, each variable read out in a trace of its own: how many pairs
-    (state, command), and (state, command, expected values, answers) of the wrong ones, from 1.
-    """
+    """Each pair (state, command), its variables read out: how many there are, and the wrong."""
     group, n, alphabet, failures = task.group, task.group.degree, task.alphabet, []
     words = group.shortest_words(alphabet)
     for state, word in tqdm(words.items(), leave=False):
@@ -234,8 +230,7 @@ def plot(results, config, path):
     """Accuracy against the commands read before a reveal, a curve for each length."""
     from matplotlib.figure import Figure  # only here: it takes a second to import
 
-    figure, trained = Figure(layout="constrained"), max(L for L, _ in config["curriculum"])
-    axes = figure.subplots()
+    axes, trained = Figure(layout="constrained").subplots(), max(config["curriculum"])[0]
     for row in results:
         ends = np.arange(1, len(row["by_position"]) + 1) * row["spacing"]
         axes.plot(ends, row["by_position"], ".-", label=f"traces of {row['length']} commands")
@@ -244,7 +239,7 @@ def plot(results, config, path):
     axes.set(xlabel="commands read before the reveal", ylabel="accuracy", ylim=(0, 1.05),
              title=f"{config['model']} on {config['group']}: accuracy by reveal position")
     axes.legend()
-    figure.savefig(path)
+    axes.figure.savefig(path)
 
 
 def main(argv=None):

@@ -14,7 +14,6 @@ Symbols (capital letters are sizes; a tensor's last axes are in its name, leadin
 
     name here        Yang et al. 2024    Schlag et al. 2021
     S (K x V)        S^T (they: V x K)   W^T
-    beta             beta                beta
     D = U - W S_0    U - W S^T           -
 
 Sources
@@ -29,7 +28,6 @@ Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
 import argparse
-import math
 import signal
 
 if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
@@ -75,8 +73,7 @@ def swap_machine_keys(commands):
     Shapes: commands integer [..., L, n] -> keys [..., L 2n, 2n], float64, to be used with beta = 2.
     Source: the construction is this project's; that reflections suffice is [3], theorem 3.
 
-    Exercise 5 (2 points, 4 lines): the keys, in the order in which the names of a line are read.
-    Trap: the i-th right-hand name y fetches from y' into x_i, and not into y.
+    Exercise 5 (2 points, 4 lines): a key for each name, in order. Trap: y' goes to x_i, not y.
     """
     *lead, length, n = commands.shape
     ### BEGIN SOLUTION
@@ -105,8 +102,7 @@ def delta_rule_recurrent(q, k, v, beta, state=None):
     Raises: ValueError if the shapes do not fit together.
     Cost: O(T K V), T sequential steps.  Source: [1] equations 23-25; [2] equation 2.
 
-    Exercise 2 (2 points, 7 lines): out and the last state, for any leading axes, by (1) and (2).
-    Trap: beta scales the correction v - S^T k, not v alone; the read follows the write.
+    Exercise 2 (2 points, 7 lines): (1) and (2). Trap: beta scales v - S^T k, not v alone.
     """
     state_KV = check_inputs(q, k, v, beta, state)
     ### BEGIN SOLUTION
@@ -151,7 +147,7 @@ def check_inputs(q, k, v, beta, state):
 #
 #     (I + L) D = beta (V - K S_0)          L = tril(beta K K^T, -1)                            (4)
 #
-# The matrix does not contain the state. So solve for two right-hand sides BEFORE it is known,
+# The matrix does not contain the state. So solve BEFORE the state is known, with two right sides,
 #
 #     (I + L) U = beta V          (I + L) W = beta K                                            (5)
 #     D = U - W S_0                                                                             (6)
@@ -183,9 +179,9 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
         raise ValueError(f"chunk_size must be at least 1 token; got {chunk_size}")
     if k.element_size() < 4:
         raise ValueError(f"chunks need float32 or float64, as x.float() is; got {k.dtype}")
-    *lead, T, K = k.shape
+    T = k.shape[-2]
     C = min(chunk_size, T)
-    piece = max(1, TOKENS_AT_ONCE // max(1, math.prod(lead) * C)) * C
+    piece = max(1, TOKENS_AT_ONCE // max(1, k[..., 0, 0].numel() * C)) * C
     out = []
     for inputs in zip(*[x.split(piece, -2) for x in (q, k, v, beta.unsqueeze(-1))]):
         chunks = [in_chunks(x, C) for x in inputs]
@@ -207,8 +203,7 @@ def in_chunks(x, C):
 def solve_unit_triangle(L_NCC, rhs):
     """(I + L)^-1 rhs. The solver reads only what is strictly below the diagonal of L.
 
-    Exercise 3 (1 point, 1 line, or a loop): forward substitution, each row from those above it.
-    Trap: L_NCC comes with numbers on and above its diagonal. They are no part of L."""
+    Exercise 3 (1 point, 1 line or a loop): each row from those above. Trap: the diagonal is 1."""
     ### BEGIN SOLUTION
     return torch.linalg.solve_triangular(L_NCC, rhs, upper=False, unitriangular=True)
     ### END SOLUTION
@@ -220,8 +215,7 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_tr
     Returns out [..., N, C, V] and the last state; then, for the backward by hand, the states at the
     chunk starts [..., N, K, V], D [..., N, C, V] and W [..., N, C, K].
 
-    Exercise 4 (2 points, 8 lines): from u, w and the state to all that is returned: (6) to (8).
-    Trap: D, O and the states kept want the state BEFORE each chunk. A single chunk hides that.
+    Exercise 4 (2 points, 8 lines): (6) to (8). Trap: D, O and `starts` want the state BEFORE.
     """
     beta_k_NCK = beta_NC1 * k_NCK
     L_NCC = beta_k_NCK @ k_NCK.mT                                                              # (4)
@@ -281,9 +275,7 @@ class ChunkedDeltaRule(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g_out_NCV, G_KV):
-        """Exercise 6 (4 points, 28 lines): (9) to (16), the gradients of all five inputs.
-        Trap: G_n belongs to the state AFTER chunk n, and the loop meets the last chunk first.
-        """
+        """Exercise 6 (4 points, 28 lines): (9) to (16). Trap: G_n is of the state AFTER chunk n."""
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError("the backward of delta_rule_chunked is written by hand and cannot "
                                "be differentiated again: use delta_rule_recurrent")
@@ -352,10 +344,8 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 #
 # Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and no entry of the inverse
 # of I + L is above 2. With raw keys that inverse grows exponentially in C.
-#
 # What float32 loses: a reflection with a rounded key is not exactly orthogonal, and nothing in a
 # linear recurrence pulls the state back. So the error grows with the number of steps, slowly.
-#
 # What the chunk size trades: a larger C means fewer sequential steps, T / C, and more work per
 # token, C K for the triangle. On the CPUs tried 32 was the fastest.
 
