@@ -195,7 +195,7 @@ def rescaled_scan(A_TKK, h_K):
 # What this says about the paper's conclusion. That (1) underflows is a limit of number formats: (4)
 # is as linear and as parallel, and does not underflow. That (2) and (3) are not the filter is a
 # limit of n^2 numbers, in exact arithmetic too: marginals do not determine the belief. What a state
-# of fixed size LEARNS is neither of the two: beliefs.py measures that.
+# of fixed size LEARNS is neither of the two: adversary.py and cycle.py measure that.
 
 
 # --- The paper's two examples, and the command line -----------------------------------------------
