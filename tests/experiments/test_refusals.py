@@ -23,7 +23,7 @@ import train
 from conftest import ROOT, SMALL
 
 from experiments import (adversary, arms, beliefs, bench, cycle, figures, inside, ladder, pairs,
-                         programs, snap, underflow, unseen)
+                         programs, scale, snap, underflow, unseen)
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1000000000", "1e400", "text", ""]
 NO_OUT = [word for word in SMALL if word not in ("--device", "cpu")]
@@ -60,6 +60,7 @@ SCRIPTS = {  # name: main, and a command line that is over in a moment; RUN stan
     "cycle": (cycle.main, ["CYCLE", "--record", "r.jsonl"]),
     "ladder run": (part(ladder.main, "run"), ["--group", "S2", "--millions", "0.001",
                                               "--record", "r.jsonl"]),
+    "scale": (scale.main, ["RUN", "--states", "2", "--depth", "2"]),
     "programs": (programs.main, ["RUN", str(ROOT / "experiments/results/programs/josephus.py")]),
     "ladder count": (part(ladder.main, "count"), ["DIAGONAL", "--record", "r.jsonl"])}
 NO_COMMAND_LINE = {"automata", "extract", "heads", "sessions", "unroll", "__init__"}
