@@ -19,7 +19,7 @@ Command: python -m experiments.snap experiments/results/models/linrnn-S5-seed0
 Sources: arXiv 2605.07755, affine recurrences cannot correct errors; arXiv 2606.07254 projects the
 state in training, too. Reading and writing a state as a matrix is this project's.
 
-Next: inside.py.
+Next: scale.py.
 """
 
 import argparse
