@@ -1,8 +1,7 @@
 """What do the records look like? The pictures of analysis.ipynb and README.
 
-One function draws one figure. It takes data, trains nothing, and returns the figure. A title is the
-finding. Seeds are thin lines, their median is a heavy one. The colours are those of Okabe and Ito
-(2008): colour-blind readers can tell them apart.
+One function draws one figure. A title is the finding. Seeds are thin lines, their median is a heavy
+one. The colours are those of Okabe and Ito (2008): colour-blind readers can tell them apart.
 
     python -m experiments.figures [--out DIR]    README's two pictures (experiments/results/figures)
 
@@ -143,19 +142,20 @@ def learning(runs):
     return figure
 
 
-def spacing(runs):
-    """Tokens until traces of (8,S) are learned: alone, and behind the stage (2,1)."""
-    figure, ((axes,),) = canvas("Alone the network learns traces with a reveal after every command "
-                                "only;\nbehind the stage (2,1) rarer ones, too")
-    cap = max(run["tokens"] for run in runs) / 1e6
-    for run in runs:
-        shift, marker = (0.1, "x") if run["first"] else (-0.1, "o")
-        axes.plot(np.log2(run["spacing"]) + shift, run["tokens"] / 1e6, marker, color=BLUE,
-                  fillstyle="none", markersize=8)
-    axes.annotate("not learned", (3, cap), (0, 4), textcoords="offset points", color=GREY)
-    axes.set(xticks=range(4), xticklabels=[1, 2, 4, 8], ylim=(0, 1.1 * cap),
-             xlabel="commands per reveal, S:   o  all steps at (8,S),   x  the stage (2,1) first",
-             ylabel="million tokens until (8,S) is learned")
+def spacing(title, runs):
+    """Tokens until traces of (8,S) are learned, alone and behind the stage (2,1), arm by arm."""
+    arms = [*dict.fromkeys((run["group"], arm(run)) for run in runs)]
+    figure, (panels,) = canvas(title, 1, len(arms), (9, 3.8), sharey=True)
+    for axes, (group, name) in zip(panels, arms):
+        for run in runs:
+            if (run["group"], arm(run)) == (group, name):
+                shift, marker = (0.15, "x") if run["first"] else (-0.15, "o")
+                axes.plot(np.log2(run["spacing"]) + shift, run["tokens"] / 1e6,
+                          marker if run["finished"] else "_", color=COLOURS[name], fillstyle="none")
+        axes.set(xticks=range(4), xticklabels=[1, 2, 4, 8], ylim=(0, 4.2),
+                 title=f"{group}\n{name}")
+    figure.supxlabel("commands per reveal, S:  o  (8,S) alone,  x  behind (2,1),  –  not learned")
+    panels[0].set_ylabel("million tokens")
     return figure
 
 
@@ -265,18 +265,18 @@ def snapping(runs):
     return figure
 
 
-def beliefs(title, runs, schedule):
-    """KL from the exact filter by length, or by cycle: a panel for each last stage."""
-    budgets, random = sorted({run["last_steps"] for run in runs}), schedule == "random"
-    figure, (panels,) = canvas(title, 1, len(budgets), (9, 4.4), sharey=True)
-    for axes, steps in zip(panels, budgets):
-        found, mine = {}, [run for run in runs if run["last_steps"] == steps]
+def beliefs(title, runs, schedule, key):
+    """KL from the exact filter by length, or by cycle: a panel for each value of a condition."""
+    values, random = sorted({run[key] for run in runs}), schedule == "random"
+    figure, (panels,) = canvas(title, 1, len(values), (9, 4.4), sharey=True)
+    for axes, value in zip(panels, values):
+        found, mine = {}, [run for run in runs if run[key] == value]
         for name, colour in MORE_COLOURS.items():
             kl = [[row["kl"] for row in rows] if random else rows[0]["kl_by_position"][1:]
                   for rows in (run["results"][schedule] for run in mine if arm(run) == name)]
             found |= {name: ([16, 64, 128] if random else range(1, 65), kl, colour)} if kl else {}
         draw(axes, found, None, None, [16, 64, 128] if random else [1, 4, 16, 64], yscale="log",
-             title=f"{steps:,} last steps")
+             title=f"{key.replace('_', ' ')}: {value}")
     figure.supxlabel("commands in the trace" if random else "cycles")
     figure.supylabel("KL(filter, model) in nats")
     return figure
