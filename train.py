@@ -328,6 +328,8 @@ def main(argv=None, parser=None):
     except KeyboardInterrupt:
         print(f"\ninterrupted after step {run.progress['step']}; {folder} keeps it: use --resume")
         raise SystemExit(130) from None
+    except NotImplementedError as error:  # an exercise, in a students' copy
+        parser.error(f"{error}; then go on with --resume")
     except (FloatingPointError, OSError) as error:
         parser.error(f"{error} after step {run.progress['step']}; the checkpoint in {folder} is "
                      "the last good one. If a number is not finite, try smaller --lr, --matrix-lr")
