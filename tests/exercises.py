@@ -1,8 +1,8 @@
 """A course made of this repository: the students' copy, the grader, and the mutants.
 
-    python tests/exercises.py make OUT [--only 3,4]       write what the students get
-    python tests/exercises.py grade [DIR] [--json FILE]   one line an exercise; of DIR, or of this copy
-    python tests/exercises.py mutants [--only WORD]       wrong variants, and the test that kills each
+    python tests/exercises.py make OUT [--only 3,4]      write the students' copy
+    python tests/exercises.py grade [DIR] [--json FILE]  a line an exercise, of DIR or of this copy
+    python tests/exercises.py mutants [--only WORD]      wrong variants, each with a test that fails
 
 An exercise is what stands between two fences, ### BEGIN SOLUTION and ### END SOLUTION, each on a
 line of its own. The docstring above them states it. Its tests carry the mark of its number, as in
@@ -10,7 +10,6 @@ line of its own. The docstring above them states it. Its tests carry the mark of
 """
 
 import argparse
-import json
 import re
 import shutil
 import sys
@@ -27,7 +26,7 @@ SPINE = ["data.py", "scan.py", "models.py", "eval.py", "train.py"]
 TREE = [*SPINE, "README.md", "requirements.txt", "analysis.ipynb", ".gitignore", ".ci",
         "experiments", "tests"]
 MUTANTS = Path("tests/experiments/mutants.py")  # it quotes solutions: no student gets it
-ORDER = ["Exercise", "### BEGIN SOLUTION", "### END SOLUTION"]
+ORDER = ["Exercise N (P points)", "### BEGIN SOLUTION", "### END SOLUTION"]
 
 
 class Exercise(NamedTuple):
@@ -52,7 +51,7 @@ def find_exercises(root):
         for i, line in enumerate((root / path).read_text(encoding="utf-8").splitlines()):
             function = match[1] if (match := re.match(r"\s*def (\w+)", line)) else function
             statement = re.search(r"Exercise (\d+) \((\d+) points?", line)
-            mark = "Exercise" if statement else line.strip()
+            mark = ORDER[0] if statement else line.strip()
             if mark in ORDER and mark != ORDER[step % 3]:
                 raise ValueError(f"{path.as_posix()}, line {i + 1}: {mark} where {ORDER[step % 3]} "
                                  "is due, so a fence is missing, nested or doubled")
@@ -115,21 +114,15 @@ def main(argv=None):
                 raise ValueError(f"there is no exercise {min(unknown)}, but {[*exercises]}")
             return make(args.out, exercises, chosen)
         import grading  # not above: the spine's tests go without tests/experiments
-        if args.part == "mutants":
+        if args.part == "grade":
+            grading.check_folder(args.dir, exercises, args.json)
+        else:
             table = grading.read_table(ROOT / MUTANTS, args.only)
-        elif missing := [x.path for x in exercises.values() if not (args.dir / x.path).exists()]:
-            raise ValueError(f"{args.dir} is no copy of this project: it lacks {missing[0]}")
-        elif args.json:
-            open(args.json, "a").close()  # what cannot be written is refused before the work
     with tempfile.TemporaryDirectory() as place:
-        copy = Path(place).resolve()
-        make(copy, exercises)
-        if args.part == "mutants":
-            return grading.survivors(copy, table) > 0
-        results = grading.grade(copy, exercises, args.dir)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    return results["score"] < sum(test["max_score"] for test in results["tests"])
+        make(copy := Path(place).resolve(), exercises)
+        if args.part == "grade":
+            return not grading.grade(copy, exercises, args.dir, args.json)
+        return grading.survivors(copy, table) > 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import runpy
@@ -17,11 +18,20 @@ TESTS = "tests/experiments/test_exercises.py"
 SECONDS = 60  # the time limit of an exercise
 
 
-def grade(copy, exercises, folder):
-    """The results of the solutions in folder, as Gradescope reads them.
+def check_folder(folder, exercises, json_file):
+    """Raises: ValueError if the folder lacks a file, OSError if json_file cannot be written."""
+    for path in {exercise.path for exercise in exercises.values()}:
+        if not (folder / path).exists():
+            raise ValueError(f"{folder} is no copy of this project: it lacks {path.as_posix()}")
+    if json_file:
+        open(json_file, "a").close()
 
-    copy: a copy of the project, which is spoilt. Its own tests are run: only the files with
-    exercises are taken from folder.
+
+def grade(copy, exercises, folder, json_file=None):
+    """Prints a line an exercise. Returns whether all solutions in folder pass.
+
+    copy: a copy of the project. Its own tests are run: only the files with exercises are taken from
+    folder, and the copy is spoilt. json_file: written as the results.json of Gradescope.
     """
     results = []
     for path in {exercise.path for exercise in exercises.values()}:
@@ -41,9 +51,11 @@ def grade(copy, exercises, folder):
               flush=True)
         results.append({"name": f"{number} {function}", "score": points, "max_score": most,
                         "output": said, "status": said.split(":")[0]})
-    score = sum(result["score"] for result in results)
-    print(f"{score} of {sum(result['max_score'] for result in results)} points")
-    return {"score": score, "tests": results}
+    score, most = (sum(result[key] for result in results) for key in ("score", "max_score"))
+    print(f"{score} of {most} points")
+    if json_file:
+        json_file.write_text(json.dumps({"score": score, "tests": results}, indent=1))
+    return score == most
 
 
 def run_tests(folder, *arguments):
@@ -84,6 +96,8 @@ def read_table(path, word=""):
         raise ValueError(f"{path.name} is missing; students have no table of mutants")
     table = [mutant for mutant in runpy.run_path(str(path))["MUTANTS"]
              if word in mutant.file or word in mutant.law]
+    if not table:
+        raise ValueError(f"no mutant has {word!r} in its file or its law")
     for mutant in table:
         count = (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old)
         if count != 1:

@@ -15,8 +15,13 @@ class Mutant(NamedTuple):
     tests: str  # a file, and an expression for -k
 
 
-CHUNKS = "tests/test_scan.py -k chunked_equals"
-FORMULAS = [Mutant("scan.py", *rest, CHUNKS) for rest in [
+def mutants(file, rows):
+    """Rows of law, old, new, and an expression for -k in the file's own tests, or another file."""
+    tests = [f"test_{file} -k {row[3]}" if ".py" not in row[3] else row[3] for row in rows]
+    return [Mutant(file, *row[:3], f"tests/{test}") for row, test in zip(rows, tests)]
+
+
+FORMULAS = mutants("scan.py", [(*row, "chunked_equals") for row in [
     ("(4) has beta", "    beta_k_NCK = beta_NC1 * k_NCK\n    L_NCC = beta_k_NCK @ k_NCK.mT",
      "    beta_k_NCK = beta_NC1 * k_NCK\n    L_NCC = k_NCK @ k_NCK.mT"),
     ("(4) has a plus before L", "solve_triangular(L_NCC, rhs, ", "solve_triangular(-L_NCC, rhs, "),
@@ -56,9 +61,8 @@ FORMULAS = [Mutant("scan.py", *rest, CHUNKS) for rest in [
     ("(15) sees its own token", "(g_out_NCV @ d_NCV.mT).tril_()",
      "(g_out_NCV @ d_NCV.mT).tril_(-1)"),
     ("(16) knows the write", "((X_NCV * v_NCV).sum(-1, keepdim=True)", "(0 * beta_NC1"),
-]]
-SCAN = [Mutant("scan.py", law, old, new, f"tests/test_scan.py -k {names}")
-        for law, old, new, names in [
+]])
+SCAN = mutants("scan.py", [
     ("(1) beta scales the correction, not v alone", "b.unsqueeze(-1) * (v_V - stored_V)",
      "b.unsqueeze(-1) * v_V - stored_V", "definition"),
     ("(1) the read follows the write", """\
@@ -71,7 +75,7 @@ SCAN = [Mutant("scan.py", law, old, new, f"tests/test_scan.py -k {names}")
     ("what is corrected is stored under the key", "stored_V = (k_K.unsqueeze(-2)",
      "stored_V = (q_K.unsqueeze(-2)", "definition"),
     ("an exchange has a minus", "F.one_hot(i, slots) - F.one_hot(j",
-     "F.one_hot(i, slots) + F.one_hot(j", "swap_machine"),
+     "F.one_hot(i, slots) + F.one_hot(j", "experiments/test_exercises.py -k reflections"),
     ("the i-th right-hand name fetches into x_i", "exchange_key(place, commands + n",
      "exchange_key(commands, place + n", "swap_machine"),
     ("the left-hand names come first", "torch.cat([left_hand, right_hand], -2)",
@@ -80,9 +84,8 @@ SCAN = [Mutant("scan.py", law, old, new, f"tests/test_scan.py -k {names}")
      "delta_product"),
     ("the writes of a token keep their order", "k.flatten(-3, -2), v.flatten(-3, -2)",
      "k.flip(-2).flatten(-3, -2), v.flip(-2).flatten(-3, -2)", "delta_product"),
-]]
-DATA = [Mutant("data.py", law, old, new, f"tests/test_data.py -k {names}")
-        for law, old, new, names in [
+])
+DATA = mutants("data.py", [
     ("compose is first g, then h", "(self.elements[g], self.elements[h], -1)",
      "(self.elements[h], self.elements[g], -1)", "compose"),
     ("a command moves places, not values", "np.take_along_axis(state, commands[:, t], -1)",
@@ -109,23 +112,23 @@ DATA = [Mutant("data.py", law, old, new, f"tests/test_data.py -k {names}")
     ("a label is the product of the words so far", "self.group.index(run_commands(commands))",
      "self.group.index(run_commands(commands[:, ::-1])[:, ::-1])", "running_product"),
     ("nan is no number", "if not low <= kind(text) <= high:",
-     "if kind(text) < low or kind(text) > high:", "bad_requests"),
-]]
-MODELS = [Mutant("models.py", law, old, new, f"tests/test_models.py -k {names}")
-          for law, old, new, names in [
+     "if kind(text) < low or kind(text) > high:", "test_train.py -k bad_input"),
+])
+MODELS = mutants("models.py", [
     ("a key has length 1", "k = F.normalize(k.unflatten(-1, per_write), dim=-1)",
      "k = k.unflatten(-1, per_write)", "eigenvalues"),
     ("beta reaches beta_max", "self.beta_max * beta\n", "2 * beta\n", "eigenvalues"),
-    ("gamma scales what is written", "gamma.unsqueeze(-1) * v", "v", ""),
+    ("gamma scales what is written", "gamma.unsqueeze(-1) * v", "v",
+     "experiments/test_spine.py -k docstring"),
     ("the output is normalised head by head", "self.out(self.out_norm(out).tr", "self.out(out.tr",
-     ""),
+     "experiments/test_spine.py -k docstring"),
     ("rotary positions go on in the next piece",
      "rotate(q, past), torch.stack([rotate(k, past), v])", "rotate(q), torch.stack([rotate(k), v])",
      "causal"),
     ("the past is seen, and the future is not", ".tril(past)", ".tril(past + 1)", "causal"),
     ("attention is causal in one piece, too", "is_causal=not past", "is_causal=False", "causal"),
     ("a head turns pairs by angles of their own", "10000.0 ** (-torch.arange(0, width, 2",
-     "10000.0 ** (0 * torch.arange(0, width, 2", "rotary"),
+     "10000.0 ** (0 * torch.arange(0, width, 2", "experiments/test_spine.py -k rotary"),
     ("the convolution goes on in the next piece", "window[:, window.shape[1] - reach:]",
      "window[:, :reach]", "causal"),
     ("the local block keeps its input", "return x + self.out(mixed), window",
@@ -134,9 +137,8 @@ MODELS = [Mutant("models.py", law, old, new, f"tests/test_models.py -k {names}")
      "self.lstm.bias_hh_l0[d_model:2 * d_model] = 2", "remembering"),
     ("every block gets the state that it left", "zip(self.blocks, state or itertools.repeat(None))",
      "zip(self.blocks, itertools.repeat(None))", "causal"),
-]]
-EVAL = [Mutant("eval.py", law, old, new, f"tests/test_eval.py -k {names}")
-        for law, old, new, names in [
+])
+EVAL = mutants("eval.py", [
     ("perfect is every reveal of a trace", "perfect = right.all(1)", "perfect = right.any(1)",
      "stops_tracking"),
     ("final is the last reveal", "right[:, -1].mean()", "right[:, 0].mean()", "stops_tracking"),
@@ -153,9 +155,8 @@ EVAL = [Mutant("eval.py", law, old, new, f"tests/test_eval.py -k {names}")
      "certificate"),
     ("every variable is asked for", "(answers != task.value_tokens[expected]).any(1)",
      "(answers != task.value_tokens[expected]).all(1)", "certificate"),
-]]
-TRAIN = [Mutant("train.py", law, old, new, f"tests/test_train.py -k {names}")
-         for law, old, new, names in [
+])
+TRAIN = mutants("train.py", [
     ("the result is the mean of the weights",
      "return self.average.module if self.average.n_averaged else self.model", "return self.model",
      "mean_of_its_last_stage"),
@@ -179,14 +180,15 @@ TRAIN = [Mutant("train.py", law, old, new, f"tests/test_train.py -k {names}")
     ("a stage has its own steps", "stage_step=0, streak=0", "streak=0", "stage_ends"),
     ("each step draws fresh traces", 'generator(config["seed"], "train", progress["step"])',
      'generator(config["seed"], "train")', "fresh_traces"),
-    ("rates rise from 0", 'rate * min(1.0, (progress["step"] + 1) / WARMUP)', "rate", "rates"),
+    ("rates rise from 0", 'rate * min(1.0, (progress["step"] + 1) / WARMUP)', "rate",
+     "experiments/test_spine.py -k rates"),
     ("a resumed run goes on with its optimisers",
      "                optimizer.load_state_dict(state)", "                pass", "bit_identical"),
     ("a resumed run goes on with its mean", 'self.average.load_state_dict(resume["average"])',
      "pass", "bit_identical"),
     ("the log of a resumed run has each step once", 'int(x[1]) <= self.progress["step"]', "True",
      "bit_identical"),
-]]
+])
 CHAPTERS = [Mutant(f"experiments/{file}.py", law, old, new, f"tests/experiments/test_{tests}")
             for file, law, old, new, tests in [
     ("automata", "Bayes divides at every step", "survived / evidence[:, t, None]", "survived",
