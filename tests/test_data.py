@@ -1,7 +1,5 @@
 """Traces are real Python, groups are groups. Oracle: the interpreter that runs the tests."""
 
-import time
-
 import numpy as np
 import pytest
 from conftest import session, typed_lines
@@ -96,21 +94,6 @@ def test_generators_are_reproducible_and_disjoint():
             seen |= traces
 
 
-def test_to_draw_a_batch_costs_less_than_to_read_it_back():
-    """32 traces at (64,8): they are drawn array by array, and the lexer goes token by token. Both
-    are timed here, the best of five: the speed of the machine cancels."""
-    task, drawing, reading, clock = ReplTask(Group("S5")), [], [], time.perf_counter
-    for step in range(5):
-        start = clock()
-        tokens, _ = task.sample(32, 64, 8, generator(0, "train", step))
-        drawing.append(clock() - start)
-        texts, start = [task.decode(row) for row in tokens], clock()
-        for text in texts:
-            task.encode(text)
-        reading.append(clock() - start)
-    assert min(drawing) < min(reading)
-
-
 def test_bad_requests_are_refused_with_the_rule(refused):
     s5 = ReplTask(Group("S5"))
     for rule, request, *arguments in [
@@ -128,10 +111,3 @@ def test_bad_requests_are_refused_with_the_rule(refused):
     refused(main, ["--group", "Q8"], "Q8", "expected S<n>")
     refused(main, ["--length", 3, "--spacing", 2], "multiple")
     assert parse_stages("8:1,16:2", s5) == [[8, 1], [16, 2]]
-
-
-def test_the_trace_shown_to_a_reader_runs_in_python(capsys):
-    main(["--group", "S3", "--length", "4", "--spacing", "2"])
-    shown = capsys.readouterr().out.splitlines()
-    lines = [line.split("  ")[0] for line in shown if " state " in line]
-    assert session(line[4:] for line in lines if line.startswith(">>> ")).splitlines() == lines

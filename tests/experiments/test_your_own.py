@@ -1,9 +1,11 @@
 """A test of your own: exercise 10. `python tests/exercises.py grade` runs it on the mutant, too."""
 
 import models
+import pytest
 import torch
 
 
+@pytest.mark.exercise_ten
 def test_attention_reads_in_pieces_what_it_reads_at_once(models=models):
     """The output of an attention block depends on the tokens, not on how they are cut into pieces.
 
