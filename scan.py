@@ -227,7 +227,7 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_tr
     chunk starts [..., N, K, V], D [..., N, C, V] and W [..., N, C, K].
 
     Exercise 4 (2 points, 8 lines): from u, w and the state to all that is returned: (6) to (8).
-    Trap: D, O and the states kept want the state BEFORE each chunk. A single chunk hides that.
+    Trap: D, O and the states kept want the state before THEIR chunk. One chunk alone looks right.
     """
     beta_k_NCK = beta_NC1 * k_NCK
     L_NCC = beta_k_NCK @ k_NCK.mT                                                              # (4)
