@@ -19,7 +19,7 @@ def test_each_command_of_the_readme_parses(command, monkeypatch):
     script, *arguments = shlex.split(command.removeprefix("-m "))
     if "experiments" in script and not (ROOT / "experiments").is_dir():
         pytest.skip("the chapters are not here")
-    main = importlib.import_module(script.removesuffix(".py")).main
+    main = importlib.import_module(script.removeprefix("tests/").removesuffix(".py")).main
     real = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(parser, argv=None):

@@ -39,9 +39,9 @@ for number, (path, *_) in found.items():
         except SystemExit as stop:
             say("train", stop.code)
     (copy / path).write_text(whole, encoding="utf-8")
-compose = mutants.DATA[0]
-harmless = compose._replace(new=compose.old.replace(" ", "  "))
-say("survivors", grading.survivors(copy, [compose, harmless]))
+mutant = mutants.DATA[0]
+harmless = mutant._replace(new=mutant.old.replace(" ", "  "))
+say("survivors", grading.survivors(copy, [mutant, harmless]))
 """
 
 
