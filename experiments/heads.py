@@ -245,7 +245,7 @@ class LinearImage:
         """The image of the nearest permutation, in place of each state.
 
         Exercise 9 (2 points, 2 lines): read P, take the nearest permutation, write its image, (1).
-        Trap: P has a row for each variable. Transposed it undoes the command, which no swap shows."""
+        Trap: P has a row for each variable. Transposed it undoes the command, as no swap shows."""
         ### BEGIN SOLUTION
         P = F.one_hot(nearest(self.read(states)), self.n).flatten(-2).to(states)
         return (self.mean + (P - self.average) @ self.B).view_as(states)

@@ -112,6 +112,8 @@ DATA = mutants("data.py", [
      "self.group.index(run_commands(commands[:, ::-1])[:, ::-1])", "running_product"),
     ("nan is no number", "if not low <= kind(text) <= high:",
      "if kind(text) < low or kind(text) > high:", "test_train.py -k bad_input"),
+    ("a word is extended at its end", "words[element] + [letter]", "[letter] + words[element]",
+     "test_eval.py -k certificate"),
 ])
 MODELS = mutants("models.py", [
     ("a key has length 1", "k = F.normalize(k.unflatten(-1, per_write), dim=-1)",
@@ -150,8 +152,6 @@ EVAL = mutants("eval.py", [
      "log_probabilities"),
     ("kl weighs with the best prediction", "(batch.best * gap).sum(-1)", "gap.sum(-1)", "distance"),
     ("bayes is the best guess", "batch.best.max(-1).mean()", "batch.best.mean()", "distance"),
-    ("a word is extended at its end", "words[element] + [letter]", "[letter] + words[element]",
-     "certificate"),
     ("every variable is asked for", "(answers != task.value_tokens[expected]).any(1)",
      "(answers != task.value_tokens[expected]).all(1)", "certificate"),
 ])
