@@ -288,8 +288,9 @@ def test_the_probabilities_at_reveals_do_not_depend_on_the_pieces_of_a_trace(mon
 # --- The command line -----------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A folder with a run that learned nothing, and its record."""
+def run(small_run, tmp_path_factory):
+    """A folder with a run that learned nothing, and its record. Where there can be no small run, in
+    a students' copy, there can be none of this."""
     folder = tmp_path_factory.mktemp("coins")
     main(["train", *SMALL, "--commands", "swap", "--uncertain", "0.5", "--out",
           str(folder / "run"), "--record", str(folder / "results.jsonl")])
