@@ -105,12 +105,10 @@ def curves(title, found, **options):
     return figure
 
 
-def tracking(runs):
+def tracking(title, runs):
     """Accuracy against the commands read, in traces of (16,2) and of (128,16), a row a task."""
     tasks = list(dict.fromkeys((run["group"], run["commands"]) for run in runs))
-    figure, panels = canvas("With one frame and equal caps of tokens, the arms part by the length "
-                            "to which they track", len(tasks), 2, (9, 0.8 + 3 * len(tasks)),
-                            sharey=True)
+    figure, panels = canvas(title, len(tasks), 2, (9, 0.8 + 3 * len(tasks)), sharey=True)
     for row, (group, commands) in zip(panels, tasks):
         short, long = {}, {}
         for name, colour in COLOURS.items():
@@ -162,8 +160,8 @@ def spacing(title, runs):
 def ladder(runs):
     """Words of several groups: labels right at 64 and at 256 tokens, rung by rung."""
     groups, rungs = ([*dict.fromkeys(run[key] for run in runs)] for key in ("group", "arm"))
-    figure, (panels,) = canvas("Eigenvalues in [0, 1] lose parity; with -1 a diagonal layer holds "
-                               "S3 for a while", 1, len(groups), (9, 4.4), sharey=True)
+    figure, (panels,) = canvas("In [0, 1] parity is lost; with -1 a diagonal layer holds S3 for a "
+                               "while; A5 takes more", 1, len(groups), (9, 4.4), sharey=True)
     for axes, group in zip(panels, groups):
         mine = [run for run in runs if run["group"] == group]
         axes.axvline(mine[0]["results"][0]["chance"], color=GREY, linestyle="--", linewidth=0.9)
@@ -288,7 +286,8 @@ def main(argv=None):
     with user_errors(parser, argv) as args:
         args.out.mkdir(parents=True, exist_ok=True)
     out, rows = args.out, {}
-    tracking(arm_runs(("S5", "full"))).savefig(out / "tracking.png", dpi=100)
+    title = "With one frame and equal tokens the arms part by the length to which they track"
+    tracking(title, arm_runs(("S5", "full"))).savefig(out / "tracking.png", dpi=100)
     for seed in range(5):
         _, task, model = load_run(RESULTS / f"models/linrnn-S5-seed{seed}")
         (_, head), = heads.tracking_heads(model, task)

@@ -4,22 +4,25 @@
     python -m experiments.ladder count RUN                   # does a diagonal layer count?
 
 Finding (experiments/results/ladder.jsonl, three seeds; labels right at 64 and at 256 tokens, after
-training to 64, at most 1.5 million tokens; chance is 50% for S2 and 17% for S3):
-                         S2                          S3
-    diagonal, 0 to 1     66 - 67     54 - 55         27 - 28     19 - 20
-    diagonal, -1 to 1    100         100             92 - 95     74 - 75
-    1 reflection         100         100             76 - 97     40 - 77
-    2 reflections        100         96 - 100        100         100
-    4 reflections        100         88 - 100        100         100
-    dense                96 - 100    69 - 96         97 - 100    34 - 87
-    lstm                 100         100             99 - 100    89 - 98
-    transformer          82 - 84     58 - 59         32 - 34     20 - 21
+training to 64, at most 1.5 million tokens; chance is 50% for S2, 17% for S3 and 2% for A5):
+                         S2                     S3                     A5
+    diagonal, 0 to 1     66 - 67   54 - 55      27 - 28   19 - 20      5 - 6     3
+    diagonal, -1 to 1    100       100          92 - 95   74 - 75      5 - 6     2 - 3
+    1 reflection         100       100          76 - 98   40 - 77      5         2 - 3
+    2 reflections        100       96 - 100     100       100          5 - 8     2 - 3
+    4 reflections        100       88 - 100     100       100          100       100
+    dense                96 - 100  69 - 96      97 - 100  34 - 87      54 - 73   19 - 29
+    lstm                 100       100          99 - 100  89 - 98      4 - 5     2 - 3
+    transformer          82 - 84   58 - 59      32 - 35   20 - 21      5         2
 Eigenvalues in [0, 1] lose parity, and -1 holds it. Diagonal matrices commute, and yet one layer of
 them reads most words of S3. It counts: h <- a h + b is more than the matrix a. With a = -1 for odd
 words and 1 for even ones these maps are the symmetries of the number line (two of them do not
 commute), and S3 is what remains of h modulo 3. The count wanders off, as a random walk does. Beyond
 64 tokens 100% of the labels are right where the count is small, in half of all places, and 29 to
 51% where it is large (`count`, ladder_count.jsonl). So the layer holds S3 for a while only.
+    A5 is not solvable, and only four reflections a token learn it with these tokens. Two would do:
+A5 is the rotations of an icosahedron, and a rotation is two reflections. They stand at words of
+four tokens, as all other rungs but the dense one.
 
 Sources: Grazzi et al. 2025 (arXiv 2411.12537), theorem 1 (parity needs a negative eigenvalue);
 Merrill et al. 2024 (arXiv 2404.08819), theorem 4.2 (diagonal transitions and non-solvable groups).
