@@ -308,7 +308,8 @@ def test_the_table_of_costs_is_that_of_the_records(tmp_path, capsys, refused):
                 {"mode": "kept", "length": 16, "commands": 1.0, "states": kept},
                 {"mode": "own", "length": 8, "commands": 0.0, "states": 0.0}]
         return json.dumps({"arm": arm, "group": "S5", "millions": 12, "shown": "all",
-                           "spacing": spacing, "tokens_per_command": 13 + 15 / spacing, "results": rows}) + "\n"
+                           "spacing": spacing, "tokens_per_command": 13 + 15 / spacing,
+                           "results": rows}) + "\n"
 
     (tmp_path / "r").write_text(record("lstm", 2, 0.25, 1) + record("hybrid", 1, 0.5, 0.75)
                                 + record("lstm", 2, 0.125, 0.875))
