@@ -10,7 +10,8 @@ The prompts and the questions are always given. A command or a state is right if
 are. A state is `followed` if Python shows it after the commands that were read. In `own` these are
 the model's own commands, right or wrong.
 
-All arms read the same texts, as many tokens, at the rates that arms.py chose for another task.
+All arms read the same texts, as many tokens. Their rates are those that arms.py chose for another
+task. The hybrid has one linear RNN layer and one attention layer, and the rates of the linear RNN.
 
     python -m experiments.actions run hybrid --seed 0     # train, evaluate in each mode, record
     python -m experiments.actions eval RUN --lengths 8:1,256:1 --mode own

@@ -184,6 +184,7 @@ def test_a_wrong_state_is_kept_or_restored_where_states_are_made_from_the_last_o
         row = evaluate(Oracle(task, 6, 1, last=True, wrong=2), task, 6, 1, mode, traces=5)
         expected = [1, 1, 0, 1, 1, 1] if mode == "restored" else [1, 1, 0, 0, 0, 0]
         assert row["by_position"] == {"commands": [1] * 6, "states": expected}
+        assert row["final"] == expected[-1] and row["perfect"] == 0
         # One that remembers the commands does not mind what it printed.
         row = evaluate(Oracle(task, 6, 1, wrong=2), task, 6, 1, mode, traces=5)
         assert row["by_position"]["states"] == [1, 1, 0, 1, 1, 1]
