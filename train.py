@@ -328,7 +328,7 @@ def main(argv=None, parser=None):
     except KeyboardInterrupt:
         print(f"\ninterrupted after step {run.progress['step']}; {folder} keeps it: use --resume")
         raise SystemExit(130) from None
-    except (FloatingPointError, NotImplementedError, OSError) as error:  # the second: an exercise
+    except (FloatingPointError, NotImplementedError, OSError) as error:  # an exercise, too
         parser.error(f"{error} after step {run.progress['step']}; the checkpoint in {folder} is "
                      "the last good one. If a number is not finite, try smaller --lr, --matrix-lr")
     finally:

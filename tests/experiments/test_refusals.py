@@ -22,8 +22,8 @@ import torch
 import train
 from conftest import ROOT, SMALL
 
-from experiments import (adversary, arms, beliefs, bench, cycle, figures, inside, ladder, pairs,
-                         programs, scale, snap, underflow, unseen)
+from experiments import (actions, adversary, arms, beliefs, bench, cycle, figures, inside, ladder,
+                         pairs, programs, scale, snap, underflow, unseen)
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1000000000", "1e400", "text", ""]
 NO_OUT = [word for word in SMALL if word not in ("--device", "cpu")]
@@ -57,13 +57,18 @@ SCRIPTS = {  # name: main, and a command line that is over in a moment; RUN stan
     "arms run": (part(arms.main, "run"), ["lstm", "--group", "S3", "--millions", "0.001",
                                           "--record", "r.jsonl"]),
     "adversary run": (part(adversary.main, "run"), ["linrnn", *SMALL, "--record", "r.jsonl"]),
+    "actions run": (part(actions.main, "run"), ["lstm", "--group", "S3", "--millions", "0.001",
+                                                "--traces", "2", "--record", "r.jsonl"]),
+    "actions eval": (part(actions.main, "eval"), ["ACTIONS", *PLAIN]),
+    "actions cost": (part(actions.main, "cost"), []),
     "cycle": (cycle.main, ["CYCLE", "--record", "r.jsonl"]),
     "ladder run": (part(ladder.main, "run"), ["--group", "S2", "--millions", "0.001",
                                               "--record", "r.jsonl"]),
     "scale": (scale.main, ["RUN", "--states", "2", "--depth", "2"]),
     "programs": (programs.main, ["RUN", str(ROOT / "experiments/results/programs/josephus.py")]),
     "ladder count": (part(ladder.main, "count"), ["DIAGONAL", "--record", "r.jsonl"])}
-NO_COMMAND_LINE = {"automata", "extract", "heads", "sessions", "unroll", "__init__"}
+NO_COMMAND_LINE = {"automata", "extract", "heads", "listings", "sessions", "unroll",
+                   "__init__"}
 NO_NUMBERS = {"figures"}  # one option, a folder
 LISTS = {"curriculum", "lengths", "test_lengths", "stage_steps", "counts", "seeds"}
 TEXTS = {"group", "device", "arm", "part"}
@@ -82,9 +87,11 @@ def runs(small_run, tmp_path_factory):
     beliefs.main(["train", *SMALL, "--out", str(folder / "coins")])
     train.main([*SMALL, "--format", "repetitions", "--out", str(folder / "cycle")],
                adversary.make_parser())
+    train.main([*SMALL, "--out", str(folder / "actions")], actions.make_parser())
     train.main([*WORDS, "--model", "diagonal", "--out", str(folder / "diagonal")])
     return {"RUN": small_run, "PAIRS": folder / "pairs", "UNSEEN": folder / "unseen",
-            "COINS": folder / "coins", "CYCLE": folder / "cycle", "DIAGONAL": folder / "diagonal"}
+            "COINS": folder / "coins", "CYCLE": folder / "cycle", "DIAGONAL": folder / "diagonal",
+            "ACTIONS": folder / "actions"}
 
 
 @pytest.fixture
@@ -93,6 +100,7 @@ def outcome(tmp_path, monkeypatch, capsys, runs):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(arms, "LENGTHS", "2:1")
     monkeypatch.setattr(adversary, "TESTS", {"random": [(4, 2)]})
+    monkeypatch.setattr(actions, "LENGTHS", "4:{0}")
     monkeypatch.setattr(ladder, "LADDER", {"lstm": "--model lstm"})
 
     def run(script, *more):
@@ -202,7 +210,7 @@ def test_what_fits_alone_and_not_together_is_refused_before_anything_is_made(out
 
 # --- Files ----------------------------------------------------------------------------------------
 
-READERS = ["eval", "snap", "inside", "pairs eval", "unseen eval", "beliefs eval"]
+READERS = ["eval", "snap", "inside", "pairs eval", "unseen eval", "beliefs eval", "actions eval"]
 
 
 def spoil(path, how, whole):
