@@ -30,8 +30,9 @@ def drawn(name):
     beliefs = [run for run in records("adversary") if run["uncertain"] == 0.25
                and run["shown"] == "one" and figures.arm(run) in figures.MORE_COLOURS]
     title = "A sentence of seven words or more stands here"
+    easier = [("S3", "swap"), ("S3", "full"), ("S5", "swap")]
     return {"tracking": lambda: figures.tracking(title, figures.arm_runs(("S5", "full"))),
-            "easier": lambda: figures.tracking(title, figures.arm_runs(("S3", "full"), ("S3", "swap"))),
+            "easier": lambda: figures.tracking(title, figures.arm_runs(*easier)),
             "learning": lambda: figures.learning(figures.arm_runs(("S5", "full"))),
             "spacing": lambda: figures.spacing(title, records("arms_spacing")),
             "ladder": lambda: figures.ladder(records("ladder")),
