@@ -270,11 +270,12 @@ def beliefs(title, runs, schedule, key):
     for axes, value in zip(panels, values):
         found, mine = {}, [run for run in runs if run[key] == value]
         for name, colour in MORE_COLOURS.items():
-            kl = [[row["kl"] for row in rows] if random else rows[0]["kl_by_position"][1:]
+            kl = [[row["kl"] for row in rows] if random else
+                  np.reshape(rows[0]["kl_by_position"], (65, -1)).mean(1)[1:]  # by cycle
                   for rows in (run["results"][schedule] for run in mine if arm(run) == name)]
             found |= {name: ([16, 64, 128] if random else range(1, 65), kl, colour)} if kl else {}
         draw(axes, found, None, None, [16, 64, 128] if random else [1, 4, 16, 64], yscale="log",
-             title=f"{key.replace('_', ' ')}: {value}")
+             title=f"{key.replace('_', ' ')}: {value}", ylim=(0.01, 1) if random else (5e-4, 4))
     figure.supxlabel("commands in the trace" if random else "cycles")
     figure.supylabel("KL(filter, model) in nats")
     return figure
