@@ -17,18 +17,18 @@ task. The hybrid has one linear RNN layer and one attention layer, and the rates
     python -m experiments.actions eval RUN --lengths 8:1,256:1 --mode own
     python -m experiments.actions cost                    # the price of dense prints
 
-Finding (experiments/results/actions.jsonl: S3, 4 million tokens, three seeds; in %, the least and the
-greatest, at 8, 16, 32 and 128 commands; chance is 17).
+Finding (experiments/results/actions.jsonl: S3, 4 million tokens, three seeds; in %, the least and
+the greatest, at 8, 16, 32 and 128 commands; chance is 17).
                       commands, own                       states, kept
     linrnn            90-93   41-51   22-26   14-17       100   100   89-100  87-100
     hybrid            98-100  86-91   21-23   17-18       100   100   100     100
     transformer       95-100  58-88   17-19   17-18       100   100   44-72   16-21
     lstm              21-30   16-23   16-17   17          100   100   100     91-100
-No arm copies a listing that is longer than those of training. Its own commands fail first. The states
-are followed: given the true commands the recurrent arms show the right state to 128 commands, eight
-times the length of training. The Transformer loses the state, too; with each true state restored it
-has 88 to 95% at 32 and 30 to 50% at 128. The hybrid copies as well as the Transformer, and tracks as
-well as the recurrent arms. S5, and rarer prints, were not run.
+No arm copies a listing that is longer than those of training. Its own commands fail first. The
+states are followed: given the true commands the recurrent arms show most states right up to 128
+commands, eight times the length of training. The Transformer loses the state, too; with each true
+state restored it has 88 to 95% at 32 and 30 to 50% at 128. The hybrid copies as well as the
+Transformer, and tracks as well as the recurrent arms. S5, and rarer prints, were not run.
 
 Source: "Debugging code world models". With full S5 commands a Transformer keeps 100, 100, 100, 90,
 90% over 8, 16, 32, 64, 128 commands if the true commands are forced, and 100, 80, 40, 0, 0% with

@@ -24,10 +24,10 @@ Where a command is easier, the gap to the LSTM closes at a price (three seeds ea
 S3 the LSTM is through the curriculum on 3 of 3 seeds, with 100.0% at (128,16), after 5.7 to 8.2
 million tokens; the linear RNN after 1.4. On all commands of S3 it is through on 1 of 3 after 11.4
 million, has 98.7% at (128,16) on another after 18, and 88% at (16,2) on the third; the linear RNN
-takes 1.8. So the price is a factor of four to ten in tokens. On S5 it is more. With 20 million tokens
-of swaps, thirteen times what the linear RNN takes, the LSTM has 68 to 69% at (8,1). With 45 million
-tokens of full commands, fifteen times as many, it has 99.8% at (2,1) and 42% at (8,1) (one seed,
-arms_longer.jsonl).
+takes 1.8. So the price is a factor of four to ten in tokens. On S5 it is more. With 20 million
+tokens of swaps, thirteen times what the linear RNN takes, the LSTM has 68 to 69% at (8,1). With 45
+million tokens of full commands, fifteen times as many, it has 99.8% at (2,1) and 42% at (8,1) (one
+seed, arms_longer.jsonl).
     The Transformer learns one length after the other, and each time the longer one undoes it: on
 the swaps of S3 it passes (16,2) on 3 of 3 seeds and (32,4) on one, and with 12 million tokens ends
 at chance on every length. With beta <= 1 the swaps of S3 are passed on 3 of 3 seeds, with 93 to 95%

@@ -26,7 +26,14 @@ TO_DO = any('raise NotImplementedError("exercise ' in path.read_text(encoding="u
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="with a CUDA device: "
                                 "CUDA_TESTS=1 python -m pytest tests -k cuda")
+EARLY = {}  # name of a test: what starts the process that it waits for
 
+
+def pytest_collection_finish(session):
+    """There is a second core: such processes run beside the tests that come before theirs."""
+    for item in session.items:
+        if item.name in EARLY and not session.config.option.collectonly:
+            EARLY[item.name] = EARLY[item.name]()
 
 
 def pytest_configure(config):

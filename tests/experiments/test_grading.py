@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,7 +14,7 @@ import pytest
 import scan
 import test_exercises
 import test_your_own
-from conftest import ROOT, SMALL
+from conftest import EARLY, ROOT, SMALL
 from test_scan import error, inputs
 
 mutants = pytest.importorskip("mutants", reason="students get no table of mutants")
@@ -45,16 +46,30 @@ say("survivors", grading.survivors(copy, [mutant, harmless]))
 """
 
 
-def test_a_blank_fails_its_own_tests_and_no_others(tmp_path):
-    """Each exercise in turn, in one process that imports torch once. The main job says in a line
-    which exercise is missing. And of two mutants the one that changes nothing survives."""
-    done = subprocess.run(
+def blank_each():
+    """Each exercise in turn, in one process that imports torch once."""
+    place = tempfile.TemporaryDirectory()
+    folder = Path(place.name).resolve()
+    return place, subprocess.Popen(
         [sys.executable, "-c", IN_ONE_PROCESS, str(ROOT / "tests"), str(ROOT / "tests/experiments"),
-         str(tmp_path.resolve() / "copy"), f"{grading.TESTS} tests/experiments/test_your_own.py",
-         *SMALL, "--out", str(tmp_path / "run")],
-        env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True)
-    results = [json.loads(line[7:]) for line in done.stdout.splitlines() if "RESULT" in line]
-    assert [row[0] for row in results if row[0] in EXERCISES] == [*range(1, 11)], done.stderr
+         str(folder / "copy"), f"{grading.TESTS} tests/experiments/test_your_own.py", *SMALL,
+         "--out", str(folder / "run")],
+        env=os.environ | {"PYTHONPATH": ""}, stdout=open(folder / "out", "w"),
+        stderr=open(folder / "err", "w"))
+
+
+EARLY["test_a_blank_fails_its_own_tests_and_no_others"] = blank_each
+
+
+def test_a_blank_fails_its_own_tests_and_no_others():
+    """The main job says in a line which exercise is missing. And of two mutants the one that
+    changes nothing survives."""
+    place, process = EARLY["test_a_blank_fails_its_own_tests_and_no_others"]
+    process.wait()
+    shown, errors = ((Path(place.name) / name).read_text() for name in ("out", "err"))
+    place.cleanup()
+    results = [json.loads(line[7:]) for line in shown.splitlines() if "RESULT" in line]
+    assert [row[0] for row in results if row[0] in EXERCISES] == [*range(1, 11)], errors
     marked = {name: {mark.name for mark in test.pytestmark}
               for name, test in (vars(test_exercises) | vars(test_your_own)).items()
               if hasattr(test, "pytestmark")}
@@ -64,7 +79,7 @@ def test_a_blank_fails_its_own_tests_and_no_others(tmp_path):
             assert how == ("failed" if own else "passed"), (number, test)
         assert len(outcomes) > 20 and "failed" in outcomes.values()
     assert ["train", 2] in results and ["survivors", 1] in results
-    assert "error: exercise 4: see the docstring after step 0" in done.stderr
+    assert "error: exercise 4: see the docstring after step 0" in errors
 
 
 def test_there_are_ten_exercises_with_points():

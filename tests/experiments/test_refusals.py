@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import pytest
 import scan
 import torch
 import train
-from conftest import ROOT, SMALL
+from conftest import EARLY, ROOT, SMALL
 
 from experiments import (actions, adversary, arms, beliefs, bench, cycle, figures, inside, ladder,
                          pairs, programs, scale, snap, underflow, unseen)
@@ -539,31 +540,45 @@ def test_an_interrupt_between_training_and_evaluation_keeps_the_run_and_names_it
     assert weights_of(tmp_path / "run")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes of POSIX")
-@pytest.mark.parametrize("command", ["data.py", "scan.py", "eval.py RUN", "train.py SMALL",
-                                     "-m experiments.snap RUN"])
-def test_a_closed_pipe_or_ctrl_c_while_importing_leaves_no_traceback(
-        command, small_run, tmp_path):
+STOPPED = """import json, subprocess, sys
+for command in json.loads(sys.argv[1]):
+    process = subprocess.Popen([sys.executable, "-u", *command], stdout=-1, stderr=-1)
+    process.stdout.close()
+    closed_pipe = process.stderr.read().decode()
+    process.wait()
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, stderr=-1)
+    try:
+        process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        process.send_signal(2)
+    print(json.dumps([command[0], closed_pipe, process.stderr.read().decode()]))
+    process.wait()
+"""
+
+
+def stop_each():
     """Unbuffered, so that every line meets the closed pipe; and interrupted half a second after the
     start, while torch is imported."""
-    words = {"RUN": [str(small_run), *PLAIN], "SMALL": [*SMALL, "--out", str(tmp_path / "run")]}
-    argv = [x for word in command.split() for x in words.get(word, [word])]
-    process = subprocess.Popen([sys.executable, "-u", *argv], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
-    process.stdout.close()
-    shown = process.stderr.read().decode()
-    process.wait()
-    assert "Traceback" not in shown and "Exception ignored" not in shown, shown
-    if command != "data.py":
-        process = subprocess.Popen([sys.executable, *argv], cwd=ROOT, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE)
-        try:
-            process.wait(0.5)
-        except subprocess.TimeoutExpired:
-            process.send_signal(2)
-        shown = process.stderr.read().decode()
-        process.wait()
-        assert "Traceback" not in shown, shown
+    place, run = tempfile.TemporaryDirectory(), "experiments/results/models/linrnn-S5-seed0"
+    commands = [["data.py"], ["scan.py"], ["eval.py", run, *PLAIN],
+                ["train.py", *SMALL, "--out", f"{place.name}/run"],
+                ["-m", "experiments.snap", run, *PLAIN]]
+    return place, subprocess.Popen([sys.executable, "-c", STOPPED, json.dumps(commands)], cwd=ROOT,
+                                   stdout=subprocess.PIPE, text=True)
+
+
+EARLY["test_a_closed_pipe_or_ctrl_c_while_importing_leaves_no_traceback"] = stop_each
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes of POSIX")
+def test_a_closed_pipe_or_ctrl_c_while_importing_leaves_no_traceback():
+    place, process = EARLY["test_a_closed_pipe_or_ctrl_c_while_importing_leaves_no_traceback"]
+    told = [json.loads(line) for line in process.communicate()[0].splitlines()]
+    place.cleanup()
+    assert len(told) == 5
+    for command, closed_pipe, interrupted in told:
+        assert "Traceback" not in closed_pipe + interrupted, (command, closed_pipe, interrupted)
+        assert "Exception ignored" not in closed_pipe, (command, closed_pipe)
 
 
 def test_a_terminal_that_lacks_a_letter_shows_its_number(tmp_path):

@@ -3,9 +3,12 @@ shown, typed and refused, and the parts of a block and of a step, written out.
 """
 
 import io
+import json
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import data
@@ -14,13 +17,39 @@ import pytest
 import scan
 import torch
 import train
-from conftest import ROOT, SMALL, session
+from conftest import EARLY, ROOT, SMALL, session
 from test_scan import error, inputs
 
 from data import Group, ReplTask, generator
 from models import DeltaBlock, build, rotate
 from scan import delta_product, delta_rule_chunked, delta_rule_recurrent
 
+TRAIN_BOTH = """import sys, train
+for beta_max in "21":
+    train.main([*sys.argv[2:], "--beta-max", beta_max, "--out", f"{sys.argv[1]}/{beta_max}",
+                "--record", f"{sys.argv[1]}/record"])
+"""
+
+
+def train_both():
+    """README's ten seconds: 250 steps on up to 16 commands, and then 32 commands to read."""
+    options = ("--group S3 --d-model 32 --heads 2 --curriculum 2:1,8:2,16:4 --stage-steps "
+               "150,50,50 --test-lengths 32:8 --traces 64 --device cpu").split()
+    place = tempfile.TemporaryDirectory()
+    return place, subprocess.Popen([sys.executable, "-c", TRAIN_BOTH, place.name, *options],
+                                   cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+EARLY["test_s3_is_learned_with_beta_up_to_two_and_not_with_beta_up_to_one"] = train_both
+
+
+def test_s3_is_learned_with_beta_up_to_two_and_not_with_beta_up_to_one():
+    place, process = EARLY["test_s3_is_learned_with_beta_up_to_two_and_not_with_beta_up_to_one"]
+    assert process.wait() == 0
+    lines = (Path(place.name) / "record").read_text().splitlines()
+    place.cleanup()
+    two, one = (json.loads(line)["results"][0]["all"] for line in lines)
+    assert two >= 0.95 and one <= 0.65
 
 
 def test_to_draw_a_batch_costs_less_than_to_read_it_back():
