@@ -284,7 +284,7 @@ def test_all_arms_read_the_same_tokens_most_of_them_in_the_last_stage():
 def test_each_arm_is_run_recorded_resumed_and_evaluated(tmp_path, monkeypatch, capsys, refused):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(actions, "LENGTHS", "4:{0}")
-    plain = ["--group", "S3", "--millions", "0.01", "--traces", "2", "--record", "r.jsonl"]
+    plain = ["--group", "S3", "--millions", "0.003", "--traces", "2", "--record", "r.jsonl"]
     for arm in actions.ARMS:
         actions.main(["run", arm, *plain])
     actions.main(["run", "lstm", *plain])  # the folder is there: it is evaluated again

@@ -581,12 +581,22 @@ def test_a_closed_pipe_or_ctrl_c_while_importing_leaves_no_traceback():
         assert "Exception ignored" not in closed_pipe, (command, closed_pipe)
 
 
-def test_a_terminal_that_lacks_a_letter_shows_its_number(tmp_path):
+def train_in_a_folder_called_beta():
+    place = tempfile.TemporaryDirectory()
+    return place, subprocess.Popen([sys.executable, "train.py", *SMALL, "--out", f"{place.name}/β"],
+                                   cwd=ROOT, env=os.environ | {"PYTHONIOENCODING": "cp1252"},
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+EARLY["test_a_terminal_that_lacks_a_letter_shows_its_number"] = train_in_a_folder_called_beta
+
+
+def test_a_terminal_that_lacks_a_letter_shows_its_number():
     """cp1252 has no beta: the name of the run folder is printed with its number instead."""
-    done = subprocess.run([sys.executable, "train.py", *SMALL, "--out", str(tmp_path / "β")],
-                          cwd=ROOT, env=os.environ | {"PYTHONIOENCODING": "cp1252"},
-                          capture_output=True)
-    assert done.returncode == 0 and b"\\u03b2" in done.stdout, done.stderr
+    place, process = EARLY["test_a_terminal_that_lacks_a_letter_shows_its_number"]
+    shown, _ = process.communicate()
+    place.cleanup()
+    assert process.returncode == 0 and b"\\u03b2" in shown
 
 
 def test_figures_are_refused_a_folder_that_is_a_file(tmp_path, refused):

@@ -148,12 +148,23 @@ def test_a_session_answers_beside_python_and_helps_with_the_rest(commands, capsy
     assert shown.count("type a command such as ") == [*TYPED[commands].values()].count(False)
 
 
-def test_a_session_runs_through_a_pipe_and_ends_with_it(small_run):
-    process = subprocess.run(
-        [sys.executable, "eval.py", small_run, "--interactive", "--device", "cpu"], cwd=ROOT,
-        input="a, b, c = c, a, b\nprint('b', b)\n", text=True, capture_output=True)
-    assert process.returncode == 0 and "Traceback" not in process.stderr
-    assert "Python: 1; 1 command" in process.stdout
+def type_into_a_session():
+    process = subprocess.Popen(
+        [sys.executable, "eval.py", "experiments/results/models/linrnn-S5-seed0", "--interactive",
+         "--device", "cpu"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True)
+    process.stdin.write("a, b, c, d, e = c, a, b, d, e\nprint('b', b)\n")
+    process.stdin.close()
+    return process
+
+
+EARLY["test_a_session_runs_through_a_pipe_and_ends_with_it"] = type_into_a_session
+
+
+def test_a_session_runs_through_a_pipe_and_ends_with_it():
+    process = EARLY["test_a_session_runs_through_a_pipe_and_ends_with_it"]
+    shown = process.stdout.read()
+    assert process.wait() == 0 and "Traceback" not in shown and "Python: 1; 1 command" in shown
 
 
 def test_no_command_line_hides_an_error_that_is_not_the_users(small_run, tmp_path, monkeypatch):
