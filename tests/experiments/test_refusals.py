@@ -585,7 +585,7 @@ def train_in_a_folder_called_beta():
     place = tempfile.TemporaryDirectory()
     return place, subprocess.Popen([sys.executable, "train.py", *SMALL, "--out", f"{place.name}/β"],
                                    cwd=ROOT, env=os.environ | {"PYTHONIOENCODING": "cp1252"},
-                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 EARLY["test_a_terminal_that_lacks_a_letter_shows_its_number"] = train_in_a_folder_called_beta
@@ -596,7 +596,7 @@ def test_a_terminal_that_lacks_a_letter_shows_its_number():
     place, process = EARLY["test_a_terminal_that_lacks_a_letter_shows_its_number"]
     shown, _ = process.communicate()
     place.cleanup()
-    assert process.returncode == 0 and b"\\u03b2" in shown
+    assert process.returncode == 0 and b"\\u03b2" in shown, shown.decode()
 
 
 def test_figures_are_refused_a_folder_that_is_a_file(tmp_path, refused):
