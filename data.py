@@ -23,20 +23,21 @@ Sources: Siems et al. 2026 (arXiv 2602.14814), section 3 (REPL traces); Merrill,
 Next: scan.py, a linear recurrence that can execute such a program.
 """
 
+import signal
+
+if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
+
 import argparse
 import contextlib
 import itertools
 import re
-import signal
 import string
 import sys
 from functools import cached_property
 from math import factorial
 from typing import NamedTuple
-
-if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
 
 import numpy as np
 

@@ -14,22 +14,23 @@ Where the task knows the best prediction p there is (Batch.best), three columns 
 Next: train.py, which makes the run folders that are read and written here.
 """
 
+import signal
+
+if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
+
 import argparse
 import contextlib
 import io
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
-
-if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
 
 import numpy as np
 import torch
@@ -229,7 +230,6 @@ def interact(model, task, device="cpu"):
 def plot(results, config, path):
     """Accuracy against the commands read before a reveal, a curve for each length."""
     from matplotlib.figure import Figure  # only here: it takes a second to import
-
     axes, trained = Figure(layout="constrained").subplots(), max(config["curriculum"])[0]
     for row in results:
         ends = np.arange(1, len(row["by_position"]) + 1) * row["spacing"]

@@ -27,12 +27,13 @@ Does NOT include: decay gates, kernels for a particular device, hidden scales or
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
-import argparse
 import signal
 
 if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
+
+import argparse
 
 import torch
 import torch.nn.functional as F
@@ -351,7 +352,6 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Watch the swap machine execute random commands.")
     parser.add_argument("--variables", type=int, default=3, choices=range(2, 10), metavar="2-9")

@@ -7,8 +7,7 @@ earlier stages within --max-steps ends there. --stage-steps fixes the steps of e
 Where a task knows the best prediction (Batch.best), --advance is a share of that one's accuracy.
 
 The learning rates do not decay. The model that is evaluated is the mean of the weights of all steps
-of the last stage (stochastic weight averaging, Izmailov et al. 2018, arXiv 1803.05407). It begins
-once some stage is learned. Till then the last weights stand.
+of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or the last ones if no stage is learned.
 
 The loss is the mean cross-entropy of every next token, plus --reveal-weight times that of the
 revealed values: most other tokens of a random program cannot be predicted, and are noise.
@@ -19,19 +18,20 @@ that --resume needs). On the CPU, with as many threads, a resumed run continues 
 Next: analysis.ipynb.
 """
 
-import argparse
-import json
-import re
-import shlex
 import signal
-import sqlite3
-import sys
-import time
-from pathlib import Path
 
 if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
     for name in {"SIGINT", "SIGPIPE"}.intersection(dir(signal)):  # Windows has no SIGPIPE
         signal.signal(getattr(signal, name), signal.SIG_DFL)
+
+import argparse
+import json
+import re
+import shlex
+import sqlite3
+import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
