@@ -10,6 +10,7 @@ from pathlib import Path
 
 if "CUDA_TESTS" not in os.environ:  # bits and tolerances of the other tests are those of a CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start, too
 
 import pytest
 import torch
