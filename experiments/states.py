@@ -1,4 +1,4 @@
-"""What is the state of a program after each of its lines?  Four kinds of programs that know it.
+"""What is the state of a program after each of its lines, and is it in the hidden vector there?
 
     parity        p = 1                 p ^= 0                           assert p == 1
     permutations  a = [2, 1, 3, 4]      a[0], a[1] = a[1], a[0]          assert a == [1, 2, 3, 4]
@@ -8,6 +8,7 @@
 The first three begin with the line on the left. L lines like the one in the middle follow. The
 question stands at the end, and an answer is right if all its tokens are right. The text is that of
 the tokens, and a Python interpreter executes it. The states are what that interpreter holds.
+Two heads read a state off the hidden vector at the newline.
 
 Deviations from the source: the variables of arithmetic are always a, b, c. No value has more digits
 than --digits says; a line that would make one is drawn again.
@@ -23,13 +24,19 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from data import TASKS, ReplTask, draw_commands, generator, run_commands
+from models import MLP, AttentionBlock
 
 NEWLINE = 0  # its number in the vocabulary of a program
 IGNORED = -100  # a target that torch's cross-entropy leaves out: what follows a shorter program
 END, ANSWER = 1, 2  # marks of tokens: the last one of a line, one of the answer
 
+
+# --- The tasks ------------------------------------------------------------------------------------
 
 class Supervised(NamedTuple):
     """A data.Batch whose answers are certain, and the states."""
@@ -240,3 +247,46 @@ class TraceTask(ReplTask):
 
 TASKS |= {"parity": ParityTask, "permutations": PermutationTask, "arithmetic": ArithmeticTask,
           "traces": TraceTask}
+
+
+# --- How a state is read off a hidden vector ------------------------------------------------------
+
+class LinearHead(nn.Module):
+    """The loss of all tokens of the states, each read off the hidden vector alone.
+
+    Shapes: hidden [N, D], states [N, W] -> a number, the mean over tokens.
+    """
+
+    def __init__(self, d_model, vocab_size, width):
+        super().__init__()
+        self.logits = nn.Linear(d_model, width * vocab_size)
+
+    def forward(self, hidden, states):
+        logits = self.logits(hidden).unflatten(-1, (states.shape[1], -1))
+        return F.cross_entropy(logits.flatten(0, 1), states.flatten())
+
+
+class DecoderHead(nn.Module):
+    """The same, but each token is read off the hidden vector and the tokens of the state before it.
+
+    Raises: ValueError unless the width has two heads of even width.
+    """
+
+    def __init__(self, d_model, vocab_size, width):
+        super().__init__()
+        if d_model % 4:
+            raise ValueError(f"the decoder needs a d_model that is a multiple of 4; got {d_model}")
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.blocks = nn.ModuleList([AttentionBlock(d_model, 2), MLP(d_model),
+                                     AttentionBlock(d_model, 2), MLP(d_model)])
+        self.norm = nn.RMSNorm(d_model)
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+
+    def forward(self, hidden, states):
+        x = torch.cat([hidden.unsqueeze(1), self.embedding(states[:, :-1])], 1)
+        for block in self.blocks:
+            x, _ = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), states.flatten())
+
+
+HEADS = {"linear": LinearHead, "decoder": DecoderHead}

@@ -43,16 +43,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import train
 from data import generator, number, parse_stages, user_errors
-from eval import append_record, check_record, evaluate_and_print, log_probabilities
+from eval import append_record, evaluate_and_print, log_probabilities
 from experiments.arms import RATES, folder_of
 from experiments.pairs import run_part
-from experiments.states import NEWLINE, pad
-from models import MLP, AttentionBlock, choose_device
+from experiments.states import HEADS, NEWLINE, pad
+from models import choose_device
 
 RESULTS = Path(__file__).parent / "results"
 GROUPS = {"parity": "S2", "permutations": "S4", "arithmetic": "S3", "traces": "S5"}  # by default
@@ -61,58 +60,18 @@ ARMS = ["next", "mixed", "stages", *WEIGHTS]
 TEMPERATURE = 0.1  # of the contrastive loss
 UNSEEN = 256  # programs of a check
 CONDITIONS = ["task", "arm", "model", "group", "commands", "digits", "length", "spacing", "seed",
-              "batch", "budget", "optimizer", "lr", "matrix_lr", "reveal_weight", "last_steps"]
+              "options", "batch", "budget", "optimizer", "lr", "matrix_lr", "reveal_weight",
+              "last_steps"]  # what a record tells of the options
 
 
-# --- The auxiliary losses -------------------------------------------------------------------------
+# --- The losses -----------------------------------------------------------------------------------
 
 def read(model, tokens):
-    """What the head of the model turns into logits: [B, T] -> [B, T, D]."""
+    """The hidden vectors, which the head of the model turns into logits: [B, T] -> [B, T, D]."""
     x = model.embedding(tokens)
     for block in model.blocks:
         x, _ = block(x)
     return model.norm(x)
-
-
-class LinearHead(nn.Module):
-    """The loss of all tokens of the states, each read off the hidden vector alone.
-
-    Shapes: hidden [N, D], states [N, W] -> a number, the mean over tokens.
-    """
-
-    def __init__(self, d_model, vocab_size, width):
-        super().__init__()
-        self.logits = nn.Linear(d_model, width * vocab_size)
-
-    def forward(self, hidden, states):
-        logits = self.logits(hidden).unflatten(-1, (states.shape[1], -1))
-        return F.cross_entropy(logits.flatten(0, 1), states.flatten())
-
-
-class DecoderHead(nn.Module):
-    """The same, but each token is read off the hidden vector and the tokens of the state before it.
-
-    Raises: ValueError unless the width has two heads of even width.
-    """
-
-    def __init__(self, d_model, vocab_size, width):
-        super().__init__()
-        if d_model % 4:
-            raise ValueError(f"the decoder needs a d_model that is a multiple of 4; got {d_model}")
-        self.embedding = nn.Embedding(vocab_size, d_model)
-        self.blocks = nn.ModuleList([AttentionBlock(d_model, 2), MLP(d_model),
-                                     AttentionBlock(d_model, 2), MLP(d_model)])
-        self.norm = nn.RMSNorm(d_model)
-        self.head = nn.Linear(d_model, vocab_size, bias=False)
-
-    def forward(self, hidden, states):
-        x = torch.cat([hidden.unsqueeze(1), self.embedding(states[:, :-1])], 1)
-        for block in self.blocks:
-            x, _ = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), states.flatten())
-
-
-HEADS = {"linear": LinearHead, "decoder": DecoderHead}
 
 
 def contrastive_loss(model, task, hidden, states):
@@ -128,8 +87,6 @@ def contrastive_loss(model, task, hidden, states):
     cosines = F.normalize(hidden, dim=-1) @ F.normalize(vectors, dim=-1).mT
     return F.cross_entropy(cosines / TEMPERATURE, own)
 
-
-# --- Training -------------------------------------------------------------------------------------
 
 def right_answers(found, tokens, width):
     """For each answer of so many tokens whether all of them were found: bool [answers]."""
@@ -159,6 +116,8 @@ def train_step(model, optimizers, task, batch, config):
     return {"loss": loss.item(), "reveal_loss": reveal_loss.item(), "auxiliary": auxiliary.item(),
             "reveal_accuracy": right.float().mean().item(), "gradient_norm": gradient_norm.item()}
 
+
+# --- Training -------------------------------------------------------------------------------------
 
 class SupervisedRun(train.Run):
     """A run that ends some steps after it is solved. The auxiliary head is a part of its model, so
@@ -241,7 +200,7 @@ def make_parser():
     add("--digits", type=number(1, 3), default=1, help="arithmetic: of the largest value")
     add("--budget", type=number(1), default=2**17, help="programs seen in training, at most")
     add("--check-every", type=number(1), default=20, help="steps between two checks")
-    parser.set_defaults(group=None, format=None, chapter="experiments.supervision", batch=64)
+    parser.set_defaults(group=None, format=None, chapter="experiments.supervision")
     parser.prog = "python -m experiments.supervision run"
     return parser
 
@@ -272,10 +231,9 @@ def run(argv):
         args = parser.parse_args([*RATES.get(args.model, "").split(), *argv])
         config, task, tests = complete(args)
         device, record = choose_device(args.device), args.record or RESULTS / "supervision.jsonl"
-        check_record(record)
         made = SupervisedRun(config, Path(args.out or folder_of(argv)), device)
         there = (made.folder / "model.pt").exists()
-        if checkpoint := train.open_folder(made.folder, there, config):
+        if checkpoint := train.open_folder(made.folder, there, config, record):
             made.restore(checkpoint)
     print(f"{args.arm} of {args.model} on {args.task}, chance {task.chance:.3f}, device {device}, "
           f"from step {made.progress['step']}", flush=True)

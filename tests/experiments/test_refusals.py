@@ -23,7 +23,7 @@ import train
 from conftest import ROOT, SMALL
 
 from experiments import (adversary, arms, beliefs, bench, cycle, figures, inside, ladder, pairs,
-                         programs, snap, underflow, unseen)
+                         programs, snap, supervision, underflow, unseen)
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1000000000", "1e400", "text", ""]
 NO_OUT = [word for word in SMALL if word not in ("--device", "cpu")]
@@ -57,12 +57,16 @@ SCRIPTS = {  # name: main, and a command line that is over in a moment; RUN stan
     "arms run": (part(arms.main, "run"), ["lstm", "--group", "S3", "--millions", "0.001",
                                           "--record", "r.jsonl"]),
     "adversary run": (part(adversary.main, "run"), ["linrnn", *SMALL, "--record", "r.jsonl"]),
+    "supervision run": (part(supervision.main, "run"),
+                        "parity next --length 2 --d-model 8 --budget 4 --traces 4 --device cpu "
+                        "--out out --record r.jsonl".split()),
     "cycle": (cycle.main, ["CYCLE", "--record", "r.jsonl"]),
     "ladder run": (part(ladder.main, "run"), ["--group", "S2", "--millions", "0.001",
                                               "--record", "r.jsonl"]),
     "programs": (programs.main, ["RUN", str(ROOT / "experiments/results/programs/josephus.py")]),
     "ladder count": (part(ladder.main, "count"), ["DIAGONAL", "--record", "r.jsonl"])}
-NO_COMMAND_LINE = {"automata", "extract", "heads", "sessions", "unroll", "__init__"}
+NO_COMMAND_LINE = {"automata", "extract", "heads", "sessions", "states", "unroll",
+                   "__init__"}
 NO_NUMBERS = {"figures"}  # one option, a folder
 LISTS = {"curriculum", "lengths", "test_lengths", "stage_steps", "counts", "seeds"}
 TEXTS = {"group", "device", "arm", "part"}
@@ -134,7 +138,7 @@ def parser_of(script, runs):
 def actions_of(script, runs):
     """Its options that take a value. A chapter shares most options with another: only its own."""
     base = {"train": "train", "eval": "pairs eval"}.get(script.split()[-1], script)
-    base = "train" if script == "adversary run" else base
+    base = "train" if script in ("adversary run", "supervision run") else base
     shared = {x.dest for x in parser_of(base, runs)._actions} if base != script != "eval" else ()
     return [action for action in parser_of(script, runs)._actions
             if action.nargs != 0 and not action.choices and action.dest not in shared]
