@@ -59,6 +59,7 @@ WEIGHTS = {"linear": 1.0, "decoder": 1.0, "contrastive": 0.1}  # of the auxiliar
 ARMS = ["next", "mixed", "stages", *WEIGHTS]
 TEMPERATURE = 0.1  # of the contrastive loss
 UNSEEN = 256  # programs of a check
+LEAST_STEPS = 10  # between two checks, and a tenth of the steps made
 CONDITIONS = ["task", "arm", "model", "group", "commands", "digits", "length", "spacing", "seed",
               "options", "batch", "budget", "optimizer", "lr", "matrix_lr", "reveal_weight",
               "last_steps"]  # what a record tells of the options
@@ -173,9 +174,9 @@ class SupervisedRun(train.Run):
         progress["streak"] = progress["streak"] + 1 if accuracy > config["advance"] else 0
         if progress["streak"] == train.STREAK and progress["stage"] < last:
             progress.update(stage=progress["stage"] + 1, streak=0)
-        seen = progress["step"] * config["batch"]
-        spent = progress["step"] == config["stage_steps"][0]
-        if progress["step"] % config["check_every"] == 0 or spent:
+        seen, spent = progress["step"] * config["batch"], progress["step"] == config["stage_steps"][0]
+        before = progress["curve"][-1][0] if progress["curve"] else 0
+        if seen >= before + max(before / 10, LEAST_STEPS * config["batch"]) or spent:
             share = self.share_of_unseen()
             progress["curve"].append([seen, share])
             progress["finished"] = spent and share < 1
@@ -199,7 +200,6 @@ def make_parser():
     add("--spacing", type=number(1), default=1, help="traces: commands per reveal")
     add("--digits", type=number(1, 3), default=1, help="arithmetic: of the largest value")
     add("--budget", type=number(1), default=2**17, help="programs seen in training, at most")
-    add("--check-every", type=number(1), default=20, help="steps between two checks")
     parser.set_defaults(group=None, format=None, chapter="experiments.supervision")
     parser.prog = "python -m experiments.supervision run"
     return parser

@@ -20,7 +20,7 @@ from experiments import states, supervision
 from experiments.supervision import ARMS, GROUPS, SupervisedRun, complete, make_parser, read
 from models import build
 
-TINY = "--d-model 8 --batch 2 --traces 4 --budget 8 --check-every 2 --device cpu".split()
+TINY = "--d-model 8 --batch 2 --traces 4 --budget 8 --device cpu".split()
 STATE_OF = {  # the text of a state, from Python's variables
     "parity": lambda space: str(space["p"]),
     "permutations": lambda space: str(space["a"])[1:-1],
@@ -84,6 +84,7 @@ def test_the_answer_is_python_s_and_another_one_fails(name, options):
         answer = task.decode(targets[reveals])
         assert answer.strip("\n") == str(value).strip("[]")
         assert len(targets[reveals]) == task.answer_width and text.count("assert") == 1
+        assert answer.endswith("\n") == (name == "arithmetic")  # where a longer one could follow
         first = reveals.nonzero()[0][0]
         assert task.decode(inputs[:first + 1]) + answer + task.closing + "\n" == text
         with pytest.raises(AssertionError):
@@ -229,21 +230,26 @@ def test_the_linear_loss_is_that_of_each_token_from_the_vector_at_the_end_of_its
     assert abs(found - np.mean(losses)) < 1e-10
 
 
-def test_the_decoder_reads_the_vector_and_the_tokens_before_and_none_after():
-    """Token by token: a prefix of a state has the losses that it has in the whole state."""
+def test_the_decoder_s_losses_are_those_of_a_distribution_over_states():
+    """The loss of a state is the sum of those of its tokens, and each follows from the vector and
+    the tokens before: so the probabilities of all that can stand at a place sum to 1."""
     task = task_of("permutations")
     batch, model = task.training_batch(2, 3, 1, rng(10)), model_of(task)
     head = model.auxiliary = states.DecoderHead(12, len(task.vocab), 4).double()
     found = losses_of(model, task, batch, "decoder")["auxiliary"]
     hidden, told = hidden_by_prefix(model, batch), torch.from_numpy(batch.states)
-    means = [head(hidden, told[:, :width]).item() * width for width in (1, 2, 3, 4)]
-    by_token = np.diff([0, *means])
-    other = told.clone()
-    other[:, 3] = (other[:, 3] + 1) % len(task.vocab)
-    assert abs(head(hidden, other).item() * 4 - by_token[:3].sum() - by_token[3]) > 1e-6
-    assert abs(head(hidden, other[:, :3]).item() * 3 - by_token[:3].sum()) < 1e-10
-    assert abs(found - by_token.sum() / 4) < 1e-10
-    assert head(hidden + 1, told).item() != head(hidden, told).item()
+
+    def nll(vector, state):  # of all its tokens
+        return head(vector[None], state[None]).item() * len(state)
+
+    assert abs(found - np.mean([nll(*pair) / 4 for pair in zip(hidden, told)])) < 1e-10
+    for place in range(4):
+        state, total = told[5, :place + 1].clone(), 0
+        before = nll(hidden[5], told[5, :place]) if place else 0
+        for state[place] in range(len(task.vocab)):
+            total += math.exp(before - nll(hidden[5], state))
+        assert abs(total - 1) < 1e-10
+    assert nll(hidden[5], told[5]) != nll(hidden[4], told[5])
 
 
 @pytest.mark.parametrize("name", ["permutations", "arithmetic", "traces"])
@@ -319,19 +325,21 @@ def run_of(folder, *words):
     return SupervisedRun(config, folder, "cpu")
 
 
-def test_a_mixed_run_draws_all_lengths_and_the_others_the_one_of_their_stage(tmp_path):
+def test_a_mixed_run_draws_all_lengths_and_the_others_the_one_of_their_stage(
+        tmp_path, monkeypatch):
     for arm, expected in [("mixed", {2, 3, 4, 5}), ("linear", {5}), ("stages", {2})]:
         run, seen = run_of(tmp_path / arm, "parity", arm, "--length", "5"), []
         draw = run.task.program
         run.task.program = lambda length, rng: seen.append(int(length)) or draw(length, rng)
+        monkeypatch.setattr(supervision, "LEAST_STEPS", 100)  # no check
         for _ in range(20):
-            run.config["check_every"] = 1000
             run.make_step()
         assert {*seen} == expected
 
 
 def test_a_run_is_checked_solved_averaged_over_its_last_steps_and_ended(tmp_path, monkeypatch):
     """Shares 0.5 and then 1: solved at the second check, and three steps later at the end."""
+    monkeypatch.setattr(supervision, "LEAST_STEPS", 2)
     shares = iter([0.5, 1.0])
     monkeypatch.setattr(SupervisedRun, "share_of_unseen", lambda run: next(shares))
     run = run_of(tmp_path, "parity", "stages", "--length", "4", "--last-steps", "3")
@@ -344,7 +352,18 @@ def test_a_run_is_checked_solved_averaged_over_its_last_steps_and_ended(tmp_path
     assert (run.result.head.weight - sum(weights[4:]) / 3).abs().max() < 1e-6
 
 
-def test_a_budget_that_is_spent_ends_a_run_after_a_last_check(tmp_path):
+def test_the_checks_are_equally_far_apart_on_a_logarithmic_axis(tmp_path, monkeypatch):
+    """Ten steps at least; from step 100 on at the first step with a tenth more programs."""
+    monkeypatch.setattr(SupervisedRun, "share_of_unseen", lambda run: 0.5)
+    run = run_of(tmp_path, "parity", "next", "--length", "2", "--budget", "400")
+    while not run.progress["finished"]:
+        run.advance(0)
+    assert [seen // 2 for seen, _ in run.progress["curve"]] == [
+        *range(10, 101, 10), 110, 121, 134, 148, 163, 180, 198, 200]
+
+
+def test_a_budget_that_is_spent_ends_a_run_after_a_last_check(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervision, "LEAST_STEPS", 2)
     run = run_of(tmp_path, "permutations", "next", "--length", "3", "--budget", "7")
     run.train(100, lambda: False)
     assert run.progress["step"] == 3 and [seen for seen, _ in run.progress["curve"]] == [4, 6]
