@@ -13,10 +13,11 @@
     contrastive   supervised at length n: the hidden vector must resemble that of a program which
                   only assigns this state, and not those of the other states; weight 0.1
 
-A run is solved when all of 256 unseen programs of length n are answered. It makes --last-steps more
-then, and the mean of their weights is tested at n, 2n and 4n. A run that is not solved ends when
-its budget of programs is spent. The tests of `traces` have one reveal after every n commands; the
-first one has the reveals of the training.
+A run is solved when all of 256 programs of length n from another random stream are answered. It
+makes --last-steps more then, and the mean of their weights is tested at n, 2n and 4n. A run that is
+not solved ends when its budget of programs is spent. The tests of `traces` have one reveal after
+every n commands; the first one has the reveals of the training. Short programs are few (2^17 of
+parity at length 16), so training may have met some of the 256.
 
     python -m experiments.supervision run parity linear --model linrnn --length 16 --seed 0
 
