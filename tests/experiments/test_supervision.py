@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conftest import session, typed_lines
 
 import train
-from data import TASKS, Group
+from data import TASKS, Group, generator
 from eval import load_run
 from experiments import states, supervision
 from experiments.supervision import ARMS, GROUPS, SupervisedRun, complete, make_parser, read
@@ -392,6 +392,8 @@ def test_a_run_is_resumed_bit_for_bit_and_its_result_has_no_auxiliary_head(arm, 
 def test_the_share_of_unseen_programs_is_that_of_whole_answers(tmp_path):
     run = run_of(tmp_path, "permutations", "next", "--length", "3")
     inputs, targets, reveals = run.unseen[:3]
+    known = run.task.training_batch(256, 3, 1, generator(0, "valid", 3, 1))
+    assert (known.inputs == inputs).all()  # of a stream that is not that of the training
     with torch.no_grad():
         found = run.model(torch.from_numpy(inputs)).argmax(-1).numpy()
     whole = [(row[asked] == target[asked]).all()
