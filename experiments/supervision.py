@@ -175,7 +175,8 @@ class SupervisedRun(train.Run):
         progress["streak"] = progress["streak"] + 1 if accuracy > config["advance"] else 0
         if progress["streak"] == train.STREAK and progress["stage"] < last:
             progress.update(stage=progress["stage"] + 1, streak=0)
-        seen, spent = progress["step"] * config["batch"], progress["step"] == config["stage_steps"][0]
+        seen = progress["step"] * config["batch"]
+        spent = progress["step"] == config["stage_steps"][0]
         before = progress["curve"][-1][0] if progress["curve"] else 0
         if seen >= before + max(before / 10, LEAST_STEPS * config["batch"]) or spent:
             share = self.share_of_unseen()
