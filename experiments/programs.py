@@ -23,7 +23,7 @@ Source: "Grounding code understanding in step-by-step execution", section 2. Tha
 benchmarks CRUXEval and MBPP for pretrained language models. Neither is here, so both are out of
 scope; trace is what one would bring to them.
 
-Next: bench.py.
+Next: states.py.
 """
 
 import argparse

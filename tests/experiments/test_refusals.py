@@ -24,7 +24,7 @@ import train
 from conftest import EARLY, ROOT, SMALL
 
 from experiments import (actions, adversary, arms, beliefs, bench, cycle, figures, inside, ladder,
-                         pairs, programs, scale, snap, underflow, unseen)
+                         pairs, programs, scale, snap, supervision, underflow, unseen)
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1000000000", "1e400", "text", ""]
 NO_OUT = [word for word in SMALL if word not in ("--device", "cpu")]
@@ -62,13 +62,16 @@ SCRIPTS = {  # name: main, and a command line that is over in a moment; RUN stan
                                                 "--traces", "2", "--record", "r.jsonl"]),
     "actions eval": (part(actions.main, "eval"), ["ACTIONS", *PLAIN]),
     "actions cost": (part(actions.main, "cost"), []),
+    "supervision run": (part(supervision.main, "run"),
+                        "parity next --length 2 --d-model 8 --budget 4 --traces 4 --device cpu "
+                        "--out out --record r.jsonl".split()),
     "cycle": (cycle.main, ["CYCLE", "--record", "r.jsonl"]),
     "ladder run": (part(ladder.main, "run"), ["--group", "S2", "--millions", "0.001",
                                               "--record", "r.jsonl"]),
     "scale": (scale.main, ["RUN", "--states", "2", "--depth", "2"]),
     "programs": (programs.main, ["RUN", str(ROOT / "experiments/results/programs/josephus.py")]),
     "ladder count": (part(ladder.main, "count"), ["DIAGONAL", "--record", "r.jsonl"])}
-NO_COMMAND_LINE = {"automata", "extract", "heads", "listings", "sessions", "unroll",
+NO_COMMAND_LINE = {"automata", "extract", "heads", "listings", "sessions", "states", "unroll",
                    "__init__"}
 NO_NUMBERS = {"figures"}  # one option, a folder
 LISTS = {"curriculum", "lengths", "test_lengths", "stage_steps", "counts", "seeds"}
@@ -144,7 +147,7 @@ def parser_of(script, runs):
 def actions_of(script, runs):
     """Its options that take a value. A chapter shares most options with another: only its own."""
     base = {"train": "train", "eval": "pairs eval"}.get(script.split()[-1], script)
-    base = "train" if script == "adversary run" else base
+    base = "train" if script in ("adversary run", "supervision run") else base
     shared = {x.dest for x in parser_of(base, runs)._actions} if base != script != "eval" else ()
     return [action for action in parser_of(script, runs)._actions
             if action.nargs != 0 and not action.choices and action.dest not in shared]
