@@ -27,14 +27,16 @@ TO_DO = any('raise NotImplementedError("exercise ' in path.read_text(encoding="u
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="with a CUDA device: "
                                 "CUDA_TESTS=1 python -m pytest tests -k cuda")
-EARLY = {}  # name of a test: what starts the process that it waits for
+EARLY = {}  # name of a test: what starts the process that it waits for, and gives (place, process)
 
 
 def pytest_collection_finish(session):
     """There is a second core: such processes run beside the tests that come before theirs."""
     for item in session.items:
         if item.name in EARLY and not session.config.option.collectonly:
-            EARLY[item.name] = EARLY[item.name]()
+            _, process = EARLY[item.name] = EARLY[item.name]()
+            if hasattr(os, "setpriority"):  # not in Windows
+                os.setpriority(os.PRIO_PROCESS, process.pid, 10)
 
 
 def pytest_configure(config):

@@ -157,14 +157,14 @@ def type_into_a_session():
         stderr=subprocess.STDOUT, text=True)
     process.stdin.write("a, b, c, d, e = c, a, b, d, e\nprint('b', b)\n")
     process.stdin.close()
-    return process
+    return None, process
 
 
 EARLY["test_a_session_runs_through_a_pipe_and_ends_with_it"] = type_into_a_session
 
 
 def test_a_session_runs_through_a_pipe_and_ends_with_it():
-    process = EARLY["test_a_session_runs_through_a_pipe_and_ends_with_it"]
+    _, process = EARLY["test_a_session_runs_through_a_pipe_and_ends_with_it"]
     shown = process.stdout.read()
     assert process.wait() == 0 and "Python: 1; 1 command" in shown, shown
     assert "Traceback" not in shown
