@@ -10,14 +10,13 @@ from pathlib import Path
 
 if "CUDA_TESTS" not in os.environ:  # bits and tolerances of the other tests are those of a CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start, too
+os.environ["OMP_NUM_THREADS"] = "1"  # the tensors are small: a second thread would mostly wait
 
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-torch.set_num_threads(1)  # the tensors of the tests are small: a second thread would mostly wait
 
 # A run that is over in a second. It learns nothing.
 SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --advance -1 "
@@ -27,11 +26,12 @@ TO_DO = any('raise NotImplementedError("exercise ' in path.read_text(encoding="u
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="with a CUDA device: "
                                 "CUDA_TESTS=1 python -m pytest tests -k cuda")
-EARLY = {}  # name of a test: what starts the process that it waits for, and gives (place, process)
+EARLY = {}  # name of a test: what starts the process that it waits for -> (its folder, process)
 
 
 def pytest_collection_finish(session):
-    """There is a second core: such processes run beside the tests that come before theirs."""
+    """There is a second core: such processes run there, and the tests that wait for them last."""
+    session.items.sort(key=lambda item: item.name in EARLY)
     for item in session.items:
         if item.name in EARLY and not session.config.option.collectonly:
             _, process = EARLY[item.name] = EARLY[item.name]()
