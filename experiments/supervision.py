@@ -7,7 +7,8 @@
 
     next          the next tokens alone, all programs of the training length n
     mixed         the same, each program of a length from 2 to n
-    stages        the same with the lengths 2, 4, 8, ... n; each is left when it is learned
+    stages        the same with the lengths 2, 4, 8, ... n; each is left when it is learned.
+                  Traces have a reveal after each command first, then ever rarer ones
     linear        supervised at length n: one linear map says all tokens of the state
     decoder       supervised at length n: a Transformer of two layers says them one by one
     contrastive   supervised at length n: the hidden vector must resemble that of a program which
@@ -17,7 +18,9 @@ A run is solved when all of 256 programs of length n from another random stream 
 makes --last-steps more then, and the mean of their weights is tested at n, 2n and 4n. A run that is
 not solved ends when its budget of programs is spent. The tests of `traces` have one reveal after
 every n commands; the first one has the reveals of the training. Short programs are few (2^17 of
-parity at length 16), so training may have met some of the 256.
+parity at length 16), so training may have met some of the 256. In the printed table `perfect`
+counts whole answers; `all` and `final` count tokens, of which the last one of a permutation follows
+from the others.
 
     python -m experiments.supervision run parity linear --model linrnn --length 16 --seed 0
 
@@ -233,10 +236,14 @@ def complete(args):
         raise ValueError("the length of a trace is a multiple of its spacing: try the arm stages")
     n, spacing, args.format = args.length, args.spacing, args.task
     args.group = args.group or GROUPS[args.task]
-    lengths = [n]
-    while args.arm == "stages" and lengths[0] > 2:
-        lengths.insert(0, max(2, 2 ** ((lengths[0] - 1).bit_length() - 1)))
-    args.curriculum = ",".join(f"{length}:{min(spacing, length)}" for length in lengths)
+    stages = [(n, spacing)]
+    while args.arm == "stages" and stages[0] != (2, 1):
+        length, S = stages[0]
+        if S > 1:
+            stages.insert(0, (length, max(d for d in range(1, S) if S % d == 0)))
+        else:
+            stages.insert(0, (max(2, 2 ** ((length - 1).bit_length() - 1)), 1))
+    args.curriculum = ",".join(f"{length}:{S}" for length, S in stages)
     config, task = train.config_of(args)
     config["stage_steps"] = [max(1, args.budget // args.batch)]  # the progress bar shows it
     one = n if args.task == "traces" else 1  # the spacing of the tests

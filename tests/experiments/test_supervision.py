@@ -314,8 +314,10 @@ def test_an_arm_has_its_curriculum_and_is_tested_at_two_and_four_times_the_lengt
         assert tests == [[n, 1], [2 * n, 1], [4 * n, 1]]
         assert config_of("parity", "mixed", "--length", str(n))[0]["curriculum"] == [[n, 1]]
     config, task, tests = config_of("traces", "stages", "--length", "8", "--spacing", "4")
-    assert config["curriculum"] == [[2, 2], [4, 4], [8, 4]] and task.group.name == "S5"
-    assert tests == [[8, 4], [8, 8], [16, 8], [32, 8]]
+    assert config["curriculum"] == [[2, 1], [4, 1], [8, 1], [8, 2], [8, 4]]
+    assert tests == [[8, 4], [8, 8], [16, 8], [32, 8]] and task.group.name == "S5"
+    config, *_ = config_of("traces", "stages", "--length", "9", "--spacing", "9")
+    assert config["curriculum"] == [[2, 1], [4, 1], [8, 1], [9, 1], [9, 3], [9, 9]]
     assert config["stage_steps"] == [config["budget"] // config["batch"]]
 
 
