@@ -330,3 +330,21 @@ def test_what_does_not_fit_is_refused(refused, small_run):
     refused(actions.main, ["run", "lstm", "--spacing", "3"], "spacing")
     with pytest.raises(ValueError, match="shown"):
         task_of(shown="none")
+
+
+def test_the_table_of_the_header_is_what_was_recorded():
+    """In %, the least and the greatest of three seeds, at 8, 16, 32 and 128 commands."""
+    runs = [json.loads(line) for line in (actions.RESULTS / "actions.jsonl").read_text().split("\n")
+            if line and '"shown": "all", "spacing": 1,' in line]
+    table = actions.__doc__.split("states, kept\n")[1].splitlines()[:8]
+    group = None
+    for line in table:
+        *first, arm, said = line[:8].split() + line[8:24].split() + [line[24:].split()]
+        group = first[0] if first else group
+        mine = [run for run in runs if (run["arm"], run["group"]) == (arm, group)]
+        cells = []
+        for mode, what in [("own", "commands"), ("kept", "states")]:
+            rows = [[round(100 * row[what]) for row in run["results"] if row["mode"] == mode]
+                    for run in mine]
+            cells += [f"{min(x)}-{max(x)}" if min(x) < max(x) else str(x[0]) for x in zip(*rows)]
+        assert len(mine) == 3 and said == [*cells[:3], cells[4], *cells[5:8], cells[9]], line

@@ -428,3 +428,28 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(refused, tmp_path, monk
             ("parity next --batch 60000", "too many"), ("nothing next", "nothing")]:
         refused(supervision.main, ["run", *words.split()], told)
     assert not [*tmp_path.iterdir()]
+
+
+def test_the_table_of_the_header_is_what_was_recorded():
+    """The least and the greatest number of programs of three seeds, all of them if one failed."""
+    lines = (supervision.RESULTS / "supervision.jsonl").read_text().split("\n")
+    runs = [run for run in map(json.loads, filter(None, lines)) if run["model"] == "linrnn"]
+    task = {"parity 16": ("parity", 16, None), "parity 64": ("parity", 64, None),
+            "8 exchanges of 4": ("permutations", 8, None),
+            "traces of (8,1)": ("traces", 8, 1), "traces of (8,8)": ("traces", 8, 8)}
+    table = supervision.__doc__.split("mixed          next\n")[1].splitlines()[:5]
+    for line in table:
+        kind, length, spacing = task[line[4:22].strip()]
+        told = "decoder" if kind == "traces" else "linear"
+        said = [line[22:37], line[37:54], line[54:69], line[69:]]
+        for arm, cell in zip([told, "stages", "mixed", "next"], said):
+            mine = [run for run in runs if (run["task"], run["arm"], run["length"]) ==
+                    (kind, arm, length) and spacing in (None, run["spacing"])]
+            solved = sorted(run["solved"] for run in mine if run["solved"])
+            if len(solved) == 3:
+                expected = f"{solved[0]:,} - {solved[2]:,}"
+            elif solved:
+                expected = f"{len(solved)} of 3: " + ", ".join(f"{each:,}" for each in solved)
+            else:
+                expected = f"none in {mine[0]['budget']:,}" if mine else "-"
+            assert len(mine) in (0, 3) and cell.strip() == expected, line
