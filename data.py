@@ -46,20 +46,13 @@ MAX_ENUMERATED = 1_000_000  # elements that .elements is willing to list (S9 fit
 MAX_COMMANDS = 2**22  # in all traces that are drawn at once: S5 then fills some gigabytes
 
 
-# --- Groups, as permutations ----------------------------------------------------------------------
-
-def is_odd(perms):
-    """True where a permutation is odd: its matrix has determinant -1. [..., n] -> bool [...]."""
-    return np.linalg.det(np.eye(perms.shape[-1])[perms]) < 0
-
-
 def draw_factor(kind, n, shape, rng):
     """Uniform elements of S<n>, A<n>, Z<n> or D<n>; no large group is listed: [*shape, n]."""
     if kind in "ZD":
         return rng.choice(list_factor(kind, n), size=shape)
     perms = rng.random((*shape, n)).argsort(-1)
     if kind == "A":  # make the odd ones even: odd and even pair up by swapping the last two
-        odd = is_odd(perms)
+        odd = np.linalg.det(np.eye(n)[perms]) < 0
         perms[odd, -2:] = perms[odd, :-3:-1]
     return perms
 
@@ -68,7 +61,7 @@ def list_factor(kind, n):
     """All elements of S<n>, A<n>, Z<n> or D<n>, in lexicographic order: [order, n]."""
     if kind in "SA":
         perms = np.array(list(itertools.permutations(range(n))))
-        return perms[~is_odd(perms)] if kind == "A" else perms
+        return perms[np.linalg.det(np.eye(n)[perms]) > 0] if kind == "A" else perms
     flips = [1, -1] if kind == "D" else [1]
     return np.array(sorted([(f * i + s) % n for i in range(n)] for f in flips for s in range(n)))
 
@@ -173,10 +166,9 @@ def run_commands(commands, state=None):
 
 
 class Batch(NamedTuple):
-    """What a task gives to the training loop. A task is any class with the attributes vocab, chance
-    (accuracy of a blind guess), default_curriculum and default_lengths, and the methods check,
-    training_batch, test_batch and model_defaults, as ReplTask.
-    """
+    """What a task gives to the training loop. A task is any class with the attributes vocab,
+    chance, default_curriculum and default_lengths, and the methods check, training_batch,
+    test_batch and model_defaults, as ReplTask."""
     inputs: np.ndarray  # int64 [B, T]
     targets: np.ndarray  # int64 [B, T] what should come out at each position
     reveals: np.ndarray  # bool [B, T] the targets that count for the accuracy
@@ -189,8 +181,6 @@ def draw_commands(group, commands, shape, rng):
         return group.draw(shape, rng)
     return rng.choice(group.transpositions, size=shape)
 
-
-# --- The task as REPL traces ----------------------------------------------------------------------
 
 class ReplTask:
     """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
@@ -231,8 +221,10 @@ class ReplTask:
                              f"of the spacing; got length {length}, spacing {spacing}")
 
     def model_defaults(self):
-        """Options of a model that follow from the task."""
-        return {"conv_width": self.group.degree + 3}  # n + 1 see one side of a command, 2 to spare
+        """Options of a model that follow from the task: a key needs 2n dimensions (scan.py)."""
+        n = self.group.degree
+        wide = {"d_model": max(64, 16 * -(-n // 4) + 16), "heads": 2} if n > 7 else {}
+        return {"conv_width": n + 3} | wide  # n + 1 see one side of a command, 2 to spare
 
     def encode(self, text):
         """Token ids of a trace: decode(encode(text)) == text. Raises: ValueError."""
@@ -253,25 +245,25 @@ class ReplTask:
         return self.write(commands, asked)
 
     def write(self, commands, asked):
-        """The traces of commands [B, L, n] that reveal the variables asked, [B, L/S]: as sample."""
+        """As sample: commands [B, L, n]; asked [B, L/S], or [B, L/S, P] for P reveals in a row."""
         return self.assemble(self.command_tokens(commands), asked, self.answers(commands, asked))
 
     def answers(self, commands, asked):
-        """The revealed values, from 0: [B, L/S]."""
+        """The revealed values, from 0, in the shape of asked."""
         spacing = commands.shape[1] // asked.shape[1]
-        states = run_commands(commands)[:, spacing - 1::spacing]
-        return np.take_along_axis(states, asked[..., None], -1)[..., 0]
+        now = run_commands(commands)[:, spacing - 1::spacing]
+        return np.take_along_axis(now, asked.reshape(*now.shape[:2], -1), -1).reshape(asked.shape)
 
     def assemble(self, lines, asked, answers):
         """First lines, commands and reveals in the order of a trace.
 
-        Shapes: lines [B, L, tokens of a command]; asked, answers [B, L/S] -> tokens, reveals [B, T]
+        Shapes: lines [B, L, tokens of a command]; asked, answers as in write -> both [B, T]
         """
-        batch, count = asked.shape
-        body = np.concatenate([lines.reshape(batch, count, -1),
-                               self.reveal_tokens(asked, answers)], -1)
-        is_answer = np.zeros(body.shape, bool)
-        is_answer[..., -2] = True  # `b 3`: the value is the last token but the newline
+        batch, count = asked.shape[:2]
+        shown = self.reveal_tokens(asked, answers).reshape(batch, count, -1)
+        body = np.concatenate([lines.reshape(batch, count, -1), shown], -1)
+        is_answer = np.zeros(body.shape, bool)  # `b 3`: the value is the last token but the newline
+        is_answer[..., -2:-shown.shape[-1]:-11] = True
         start = np.tile(self.start_tokens(), (batch, 1))
         return (np.hstack([start, body.reshape(batch, -1)]),
                 np.hstack([np.zeros_like(start, bool), is_answer.reshape(batch, -1)]))
@@ -308,12 +300,24 @@ class ReplTask:
         return np.stack([np.broadcast_to(self._id[part] if isinstance(part, str) else part, shape)
                          for part in parts], -1, dtype=np.int64)
 
-    def training_batch(self, batch, length, spacing, rng):
+    def test_batch(self, batch, length, spacing, rng):
         """Random traces as a Batch: the target at each position is the token after it."""
         tokens, reveals = self.sample(batch, length, spacing, rng)
         return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])
 
-    test_batch = training_batch
+    def training_batch(self, batch, length, spacing, rng):
+        """The same where n < 8. More variables are learned sooner from n // 4 reveals in a row, and
+        if the first commands are products of 1 to n exchanges, so that some variables stay."""
+        self.check(length, spacing)
+        n = self.group.degree
+        commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        if n > 7 and spacing == 1 and self.commands == "full" and self.group.order == factorial(n):
+            words = run_commands(draw_commands(self.group, "swap", (batch * length, n), rng))
+            last = rng.integers(n, size=(batch * length, 1, 1))
+            commands = np.take_along_axis(words, last, 1).reshape(commands.shape)
+        asked = rng.integers(n, size=(batch, length // spacing, max(1, n // 4)))
+        tokens, reveals = self.write(commands, asked)
+        return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])
 
 
 class WordTask:
@@ -328,12 +332,7 @@ class WordTask:
         if commands == "swap":
             group.transpositions
 
-    @staticmethod
-    def check(length, spacing):
-        """Raises: ValueError unless the spacing is 1 and the length positive."""
-        if spacing != 1:
-            raise ValueError(f"a word reveals every state: its spacing must be 1, got {spacing}")
-        ReplTask.check(length, spacing)
+    check = staticmethod(ReplTask.check)
 
     def model_defaults(self):
         return {}
@@ -343,7 +342,8 @@ class WordTask:
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         inputs, targets = self.group.index(commands), self.group.index(run_commands(commands))
-        return Batch(inputs, targets, np.ones_like(inputs, bool))
+        reveals = np.tile(np.arange(1, length + 1) % spacing == 0, (batch, 1))
+        return Batch(inputs, targets, reveals)
 
     test_batch = training_batch
 

@@ -21,8 +21,8 @@ Next: analysis.ipynb.
 import signal
 
 if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
-    for name in {"SIGINT", "SIGPIPE"}.intersection(dir(signal)):  # Windows has no SIGPIPE
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
 
 import argparse
 import json
@@ -69,8 +69,8 @@ def make_parser():
     add("--stage-steps", metavar="N,N,...", help="the steps of each stage, instead of accuracies")
     add("--batch", type=number(1), default=16, help="traces per step")
     add("--optimizer", default="muon", choices=["muon", "adamw"], help="of the hidden matrices")
-    add("--matrix-lr", type=rate, default=0.02, help="its peak learning rate")
-    add("--lr", type=rate, default=4e-3, help="peak learning rate of all other weights")
+    add("--matrix-lr", type=rate, help="its peak learning rate (0.02; falls as 1 / sqrt n from S6)")
+    add("--lr", type=rate, help="peak rate of all other weights (0.004; falls as 1 / n from S6)")
     add("--reveal-weight", type=number(0, 100, float), default=1.0, help="extra loss (0: none)")
     add("--seed", type=number(0), default=0, help="of the initial weights and of all traces")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
@@ -89,9 +89,10 @@ def config_of(args):
     of_models = {name for model in MODELS.values() for name in options_of(model)}
     chosen = {name: value for name in of_models if (value := config.pop(name, None)) is not None}
     task, _ = make_task_and_model(config | {"options": chosen}, "meta")  # refuses bad values
-    known = options_of(MODELS[args.model])
-    defaults = {name: value for name, value in task.model_defaults().items() if name in known}
-    config["options"] = known | defaults | chosen
+    known, rule = options_of(MODELS[args.model]), task.model_defaults()
+    config["options"] = known | {name: rule[name] for name in rule if name in known} | chosen
+    fall = min(1.0, 5 / task.group.degree)  # a wide convolution sums many terms
+    config |= {"lr": args.lr or 4e-3 * fall, "matrix_lr": args.matrix_lr or 0.02 * fall**0.5}
     config["curriculum"] = parse_stages(args.curriculum or task.default_curriculum, task,
                                         args.batch, 2**16)  # some 12 GB at the default width
     if args.stage_steps:
@@ -108,8 +109,7 @@ LOCKS = {}  # of the folders that this process trains in; no lock outlives its p
 
 def open_folder(folder, resume, config, record=None):
     """The checkpoint of a run to go on with, or None for a new one; makes the folder and locks it.
-    A folder without model.pt is that of a run stopped in its first seconds: that one starts over.
-    """
+    Without model.pt it is that of a run stopped in its first seconds, which starts over."""
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     foreign = {name.removesuffix(".partial") for name in names} - PARTS
     started, checkpoint = "model.pt" in names, None

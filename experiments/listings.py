@@ -101,15 +101,12 @@ class ActionTask(ReplTask):
         """A batch has one length, drawn from 4 commands to those of the stage."""
         self.check(length, spacing)
         drawn = rng.choice(self.lengths(length, spacing))
-        return super().training_batch(batch, drawn, spacing, rng)
+        return self.test_batch(batch, drawn, spacing, rng)
 
     @staticmethod
     def lengths(length, spacing):
         """Those of the batches of a stage: the multiples of the spacing from 4 on."""
         return [L for L in range(spacing, length + 1, spacing) if L >= min(SHORTEST, length)]
-
-    def test_batch(self, *request):
-        return super().training_batch(*request)
 
 
 TASKS["actions"] = ActionTask

@@ -86,6 +86,9 @@ class PairTask(ReplTask):
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
         return self.write(commands, asked)
 
+    def training_batch(self, batch, length, spacing, rng):
+        return super().test_batch(batch, length, spacing, rng)
+
     def test_batch(self, batch, length, spacing, rng):
         tokens, reveals = self.sample(batch, length, spacing, rng, held_out=True)
         return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])

@@ -1,10 +1,25 @@
-"""Is it the group, where the states are too many to be listed?  A certificate by random states.
+"""What must grow with the number of variables?  A recipe for any n <= 26, and a certificate.
 
-eval.py --exhaustive gives every command from every state, which ends at S6. S12 has 479 million
-states. But a group is known by a few generators, and states can be drawn. So here each generator is
-given from random states, and every variable is asked for:
+The 2n slots and 2n reflections of scan.py do not depend on the order of the group. So a command
+costs n^2 to n^3 operations, and not n!. But the wait for the first stage, (2,1), is long for large
+n. data.py and train.py hold a rule without a table of cases. Where n > 7,
 
-    python -m experiments.scale RUN --states 256 --depth 16
+    width      two heads of 2n + 8 dimensions or more: a key needs 2n
+    rate       --lr falls as 1 / n, since the sums of the convolution have d (n + 3) terms, and
+               --matrix-lr as 1 / sqrt n; both from n = 6 on
+    reveals    n // 4 variables are revealed in a row, in training
+    exchanges  at S = 1 a command is a product of 1 to n exchanges, in training: some variables
+               stay, the model learns to look a variable up, and then to follow those that move
+
+    python -m experiments.scale run --group S26                      the rule, as train.py has it
+    python -m experiments.scale run --group S12 --without exchanges  how long is (2,1) then?
+
+Is it the group, where the states are too many to be listed?  eval.py --exhaustive gives every
+command from every state, which ends at S6. S12 has 479 million states. But a group is known by a
+few generators, and states can be drawn. So here each generator is given from random states, and
+every variable is asked for:
+
+    python -m experiments.scale certify RUN --states 256 --depth 16
 
 The random states are the samples. If N of N states pass with all generators, then with 95%
 confidence a fresh state passes with a probability of at least N / (N + 3.84), Wilson's bound: 98.5%
@@ -23,18 +38,99 @@ Next: inside.py.
 import argparse
 import json
 import shlex
-import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import draw_commands, generator, number, user_errors
-from eval import append_record, check_record, wilson
+import train
+from data import (TASKS, Batch, ReplTask, draw_commands, generator, number, parse_stages,
+                  run_commands, user_errors)
+from eval import append_record, check_record, evaluate_and_print, wilson
+from experiments.arms import RATES, folder_of, learn, summary
 from experiments.heads import ask_all, load_repl_run
+from experiments.pairs import run_part
 from models import choose_device
 
+RESULTS = Path(__file__).parent / "results"
+PARTS = ["width", "rate", "reveals", "exchanges"]  # of the rule
+LENGTHS = "64:8,128:16,256:32"
+
+
+# --- The rule, and the rule without one of its parts ----------------------------------------------
+
+class AblatedTask(ReplTask):
+    """ReplTask whose training lacks the reveals in a row, or the exchanges, or both."""
+
+    def __init__(self, group, commands="full", reveals=True, exchanges=True):
+        super().__init__(group, commands)
+        self.reveals, self.exchanges = reveals, exchanges
+
+    def training_batch(self, batch, length, spacing, rng):
+        n, shape = self.group.degree, (batch, length)
+        commands = draw_commands(self.group, "full", shape, rng)
+        if self.exchanges and spacing == 1:
+            words = run_commands(draw_commands(self.group, "swap", (batch * length, n), rng))
+            last = rng.integers(n, size=(batch * length, 1, 1))
+            commands = np.take_along_axis(words, last, 1).reshape(commands.shape)
+        asked = rng.integers(n, size=(batch, length // spacing, n // 4 if self.reveals else 1))
+        tokens, reveals = self.write(commands, asked)
+        return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])
+
+
+TASKS["ablated"] = AblatedTask
+
+
+def run(argv):
+    """One run with the rule of train.py, or without a part of it, as far as its tokens carry."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.scale run")
+    add = parser.add_argument
+    add("--group", default="S12")
+    add("--commands", default="full", choices=["full", "swap"])
+    add("--model", default="linrnn", choices=["linrnn", "lstm", "transformer"])
+    add("--without", default="none", choices=["none", *PARTS, "all"], help="a part of the rule")
+    add("--curriculum", default=ReplTask.default_curriculum)
+    add("--seed", type=number(0), default=0)
+    add("--millions", type=number(1e-3, 1e6, float), default=60, help="cap of tokens, in millions")
+    add("--record", metavar="FILE", default=RESULTS / "scale.jsonl")
+    with user_errors(parser, argv) as args:
+        options = ["--model", args.model, "--group", args.group, "--commands", args.commands,
+                   "--curriculum", args.curriculum, "--max-steps", "1000000",
+                   "--seed", str(args.seed)]
+        without = PARTS if args.without == "all" else [args.without]
+        if args.model != "linrnn":
+            options += RATES[args.model].split()
+        plain = train.config_of(train.make_parser().parse_args(options))[1]  # refuses bad values
+        if args.without != "none":
+            if plain.group.degree < 8 or args.commands != "full" or set(args.group) & set("AZDx"):
+                raise ValueError("the rule has parts for full commands of S8 to S26 only; got "
+                                 f"{args.commands} commands of {args.group}")
+            options += ["--format", "ablated", "--reveals", str(int("reveals" not in without)),
+                        "--exchanges", str(int("exchanges" not in without))]
+            options += ["--d-model", "64", "--heads", "4"] * ("width" in without)
+            options += ["--lr", "4e-3", "--matrix-lr", "0.02"] * ("rate" in without)
+        check_record(args.record)
+    made, curve = learn(options, folder_of(options), args.millions, make_parser())
+    lengths = parse_stages(LENGTHS, plain)
+    results = evaluate_and_print(made.result.eval(), made.task, lengths, 256)
+    append_record(args.record, f"{parser.prog} {shlex.join(argv)}", {
+        "group": args.group, "commands": args.commands, "model": args.model,
+        "without": args.without, "options": made.config["options"], "lr": made.config["lr"],
+        "matrix_lr": made.config["matrix_lr"], **summary(made, curve), "results": results})
+
+
+def make_parser():
+    """train.py's, and which parts of the training batches are there."""
+    parser = train.make_parser()
+    parser.add_argument("--reveals", type=number(0, 1), default=1)
+    parser.add_argument("--exchanges", type=number(0, 1), default=1)
+    parser.set_defaults(chapter="experiments.scale")
+    return parser
+
+
+# --- The certificate ------------------------------------------------------------------------------
 
 def generators(task):
     """Commands that generate the group: swaps of neighbours, 3-cycles, a rotation, a flip: [., n].
@@ -82,10 +178,9 @@ def certify(model, task, states, depth, rng, device="cpu"):
     return np.stack(right, 1), len(visited)
 
 
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="python -m experiments.scale",
-                                     description=__doc__.split("\n")[0])
+def certify_run(argv):
+    """The certificate of a run folder."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.scale certify")
     add = parser.add_argument
     add("run", help="a run folder, made by train.py")
     add("--states", type=number(1, 10**5), default=256, help="random states, each a fresh trace")
@@ -117,6 +212,10 @@ def main(argv=None):
                 "states": args.states, "depth": args.depth, "generators": right.shape[1],
                 "passed": passed, "low": low, "pairs": right.size, "right": int(right.sum()),
                 "visited": visited, "minutes": (time.monotonic() - begin) / 60, "device": device})
+
+
+def main(argv=None):
+    run_part("experiments.scale", {"run": run, "certify": certify_run}, argv)
 
 
 if __name__ == "__main__":

@@ -74,10 +74,10 @@ def test_words_are_labelled_with_the_running_product():
     """Label t = compose(label t-1, token t), starting from the identity."""
     for commands in COMMANDS:
         task = WordTask(Group("S4"), commands)
-        inputs, targets, reveals, _ = task.training_batch(4, 11, 1, rng(4))
-        assert reveals.all() and targets.dtype == np.int64
+        inputs, targets, reveals, _ = task.training_batch(4, 12, 3, rng(4))
+        assert (reveals == [False, False, True] * 4).all() and targets.dtype == np.int64
         product = np.zeros(4, int)
-        for t in range(11):
+        for t in range(12):
             product = task.group.compose(product, inputs[:, t])
             assert (product == targets[:, t]).all()
 
@@ -98,7 +98,7 @@ def test_bad_requests_are_refused_with_the_rule(refused):
     s5 = ReplTask(Group("S5"))
     for rule, request, *arguments in [
             ("multiple of the spacing.*length 10, spacing 4", s5.sample, 1, 10, 4, rng(0)),
-            ("spacing must be 1", WordTask(s5.group).training_batch, 1, 8, 2, rng(0)),
+            ("multiple of the spacing", WordTask(s5.group).training_batch, 1, 8, 3, rng(0)),
             ("not all of '>>> a [+]= 1' is made of", s5.encode, ">>> a += 1"),
             ("refused", getattr, Group("S12"), "elements"),
             *[("transpositions", task, Group("A5"), "swap") for task in (ReplTask, WordTask)],

@@ -68,7 +68,9 @@ SCRIPTS = {  # name: main, and a command line that is over in a moment; RUN stan
     "cycle": (cycle.main, ["CYCLE", "--record", "r.jsonl"]),
     "ladder run": (part(ladder.main, "run"), ["--group", "S2", "--millions", "0.001",
                                               "--record", "r.jsonl"]),
-    "scale": (scale.main, ["RUN", "--states", "2", "--depth", "2"]),
+    "scale certify": (part(scale.main, "certify"), ["RUN", "--states", "2", "--depth", "2"]),
+    "scale run": (part(scale.main, "run"), ["--group", "S2", "--millions", "0.001", "--record",
+                                            "r.jsonl"]),
     "programs": (programs.main, ["RUN", str(ROOT / "experiments/results/programs/josephus.py")]),
     "ladder count": (part(ladder.main, "count"), ["DIAGONAL", "--record", "r.jsonl"])}
 NO_COMMAND_LINE = {"automata", "extract", "heads", "listings", "sessions", "states", "unroll",
@@ -103,6 +105,7 @@ def outcome(tmp_path, monkeypatch, capsys, runs):
     """Runs a script in an empty folder; the exit code, its last line of errors, what it left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(arms, "LENGTHS", "2:1")
+    monkeypatch.setattr(scale, "LENGTHS", "2:1")
     monkeypatch.setattr(adversary, "TESTS", {"random": [(4, 2)]})
     monkeypatch.setattr(actions, "LENGTHS", "4:{0}")
     monkeypatch.setattr(ladder, "LADDER", {"lstm": "--model lstm"})
