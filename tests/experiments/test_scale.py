@@ -32,7 +32,8 @@ def test_the_rule_yields_a_model_that_can_hold_the_construction(n):
 
 def test_the_rule_leaves_small_groups_as_they_were_and_lowers_the_rate_of_large_ones():
     assert config_of("--group", "S7")["options"] == {
-        "d_model": 64, "heads": 4, "layers": 1, "beta_max": 2.0, "householders": 1, "conv_width": 10}
+        "d_model": 64, "heads": 4, "layers": 1, "beta_max": 2.0, "householders": 1,
+        "conv_width": 10}
     assert config_of("--group", "S5")["lr"] == config_of("--group", "S2")["lr"] == 4e-3
     assert config_of("--group", "S5")["matrix_lr"] == 0.02
     large = config_of("--group", "S20")
@@ -96,7 +97,7 @@ def test_the_traces_of_a_test_are_not_made_easier():
 
 
 def test_each_part_of_the_rule_can_be_left_out():
-    """With all parts the batches are those of train.py, to the bit; without them those of a test."""
+    """With all parts the batches are those of train.py, to the bit; without, those of a test."""
     group, rngs = Group("S12"), lambda: generator(3, "train", 0)
     whole, plain = AblatedTask(group), AblatedTask(group, reveals=0, exchanges=0)
     for ours, theirs in [(whole.training_batch, ReplTask(group).training_batch),
@@ -155,4 +156,5 @@ def test_a_machine_that_misreads_some_commands_fails_with_those_generators_only(
 
 
 def test_states_and_depth_are_bounded_together_and_words_are_refused(small_run, refused):
-    refused(scale.main, ["certify", small_run, "--states", "100000", "--depth", "100000"], "at most 1,048,576")
+    refused(scale.main, ["certify", small_run, "--states", "100000", "--depth", "100000"],
+            "at most 1,048,576")
