@@ -211,13 +211,16 @@ def nearest(P):
 class LinearImage:
     """Equation (1), fitted by least squares, in float64, to states of these heads.
 
-    Shapes: states [..., heads, K, V], a tensor; perms [..., n], an array.
-    """
+    Left out are the states with a value twice: they span directions that no permutation has.
+    Shapes: states [..., heads, K, V], a tensor; perms [..., n], an array. Raises: Untracked."""
 
     def __init__(self, heads, states, perms):
-        perms = torch.from_numpy(perms)
-        X = F.one_hot(perms, perms.shape[-1]).flatten(-2).flatten(0, -2).double()
-        Y = states.flatten(-3).flatten(0, -2).cpu().double()
+        perms = torch.from_numpy(perms).flatten(0, -2)
+        whole = (perms.sort(-1).values == torch.arange(perms.shape[-1])).all(-1)
+        if not whole.any():
+            raise Untracked("the heads do not hold the permutation, no answer is one: train longer")
+        X = F.one_hot(perms[whole], perms.shape[-1]).flatten(-2).double()
+        Y = states.flatten(-3).flatten(0, -2).cpu().double()[whole]
         average, mean = X.mean(0), Y.mean(0)  # average: 1/n, where the points are moved uniformly
         B = torch.linalg.pinv(X - average) @ (Y - mean)
         sizes = torch.linalg.svdvals(B)

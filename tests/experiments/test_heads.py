@@ -9,7 +9,7 @@ from conftest import SMALL
 from machine import SwapMachine
 
 from data import TASKS, Group, ReplTask, generator
-from experiments.heads import (LinearImage, ask_all, collect_states, delta_blocks, drift,
+from experiments.heads import (LinearImage, Untracked, ask_all, collect_states, delta_blocks, drift,
                                load_repl_run, nearest, read_heads, scan_inputs, settled_ends,
                                settling_tokens, spread, tracking_heads, write_heads)
 from models import build
@@ -143,6 +143,20 @@ def test_a_group_spans_as_many_directions_as_its_parts_say(name, directions, mon
     P = image.read(make(perms))
     assert (P - torch.eye(image.n)[perms]).abs().max() < 1e-5
     assert (image.correct(make(perms)) - make(perms)).abs().max() < 1e-4
+
+
+def test_a_few_answers_that_are_no_permutation_do_not_spoil_the_fit():
+    """Noisy states of S20, and one answer in 300 that names a value twice. If each answer is of
+    this kind, there is nothing to fit."""
+    perms = Group("S20").draw((1500,), generator(0, "valid"))
+    states = torch.eye(20)[perms].unsqueeze(1) + 0.1 * torch.randn(1500, 1, 20, 20)
+    answers = perms.copy()
+    answers[::300, 0] = answers[::300, 1]
+    image = LinearImage([(1, 0)], states, answers)
+    assert len(image.sizes) == 361
+    assert (nearest(image.read(states)).numpy() == perms).all()
+    with pytest.raises(Untracked, match="no answer is one"):
+        LinearImage([(1, 0)], states, 0 * perms)
 
 
 def test_the_matrix_of_a_product_is_block_diagonal():
