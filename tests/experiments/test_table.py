@@ -2,6 +2,7 @@
 
 import json
 import re
+from math import factorial
 
 import pytest
 from conftest import ROOT
@@ -48,3 +49,24 @@ def test_what_is_said_of_the_default_run_is_what_five_seeds_recorded():
     said = " ".join(README.split())
     assert (f"{accuracy[64]}% of the reveals at (64,8), {accuracy[128]}% at (128,16), "
             f"{accuracy[256]}% at (256,32)") in said
+
+
+def test_the_rows_of_more_variables_are_what_the_records_say():
+    """States, minutes times cores, accuracies of the model alone, and traces of 8,192 commands that
+    are right to the end if the state is put back after each."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in README.splitlines()
+            if re.match(r"\| S\d+ \|", line)]
+    assert [row[0] for row in rows] == ["S8", "S12", "S16", "S26"]
+    snaps = [run for run in records("snap") if "--lengths 8192:128" in run["command"]]
+    for group, states, seeds, minutes, *accuracies, snapped in rows:
+        wanted = {"group": group, "commands": "full", "without": "none", "model": "linrnn"}
+        runs = [run for run in records("scale") if wanted.items() <= run.items()]
+        assert float(states.replace(",", "")) == pytest.approx(factorial(int(group[1:])), rel=0.05)
+        assert int(seeds) == len({run["seed"] for run in runs}) == len(runs) >= 2
+        assert minutes == span([run["minutes"] * run["threads"] for run in runs])
+        assert accuracies == [span([100 * run["results"][i]["all"] for run in runs])
+                              for i in range(3)]
+        put_back = [run["results"][0] for run in snaps if run["config"]["group"] == group]
+        told = f"{min(round(row['perfect'] * row['traces']) for row in put_back)} of 32" \
+            if put_back else "-"
+        assert snapped == told and all(row["traces"] == 32 for row in put_back)
