@@ -15,9 +15,9 @@ n. data.py and train.py hold a rule without a table of cases. Where n > 7,
     python -m experiments.scale run --group S12 --without exchanges  how long is (2,1) then?
 
 Finding (experiments/results/scale.jsonl). S8 and S12 are solved on three seeds of three, S16 and
-S26 on two of two: 99.7 to 100% of the reveals at (64,8), and 95.9 to 100% at (128,16). S26 has
-10^24 times the states of S5 and takes nine times its tokens: they grow as n^1.4, those of (2,1) as
-n^1.6. The arithmetic says n for the length of a trace. A token costs more, too, since the
+S26 on two of two, S20 on one: 99.7 to 100% of the reveals at (64,8), and 95.9 to 100% at (128,16).
+S26 has 10^24 times the states of S5 and takes nine times its tokens: they grow as n^1.4, those of
+(2,1) as n^1.6. The arithmetic says n for the length of a trace. A token costs more, too, since the
 convolution has d^2 (n + 3) weights. The minutes of one core grow as n^2.1: 0.7 for S5, some 25 for
 S26.
     S12 leaves (2,1) after 0.9 to 1.3 million tokens, three seeds. Without the reveals in a row it
