@@ -221,7 +221,7 @@ class ReplTask:
                              f"of the spacing; got length {length}, spacing {spacing}")
 
     def model_defaults(self):
-        """Options of a model that follow from the task: a key needs 2n dimensions (scan.py)."""
+        """Options of a model. A key needs 2n dimensions (scan.py): from n = 8 on it has 2n + 8."""
         n = self.group.degree
         wide = {"d_model": max(64, 16 * -(-n // 4) + 16), "heads": 2} if n > 7 else {}
         return {"conv_width": n + 3} | wide  # n + 1 see one side of a command, 2 to spare
@@ -262,7 +262,7 @@ class ReplTask:
         batch, count = asked.shape[:2]
         shown = self.reveal_tokens(asked, answers).reshape(batch, count, -1)
         body = np.concatenate([lines.reshape(batch, count, -1), shown], -1)
-        is_answer = np.zeros(body.shape, bool)  # `b 3`: the value is the last token but the newline
+        is_answer = np.zeros(body.shape, bool)  # `b 3`: the last but one of a reveal's 11 tokens
         is_answer[..., -2:-shown.shape[-1]:-11] = True
         start = np.tile(self.start_tokens(), (batch, 1))
         return (np.hstack([start, body.reshape(batch, -1)]),
