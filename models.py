@@ -23,7 +23,6 @@ Next: eval.py.
 """
 
 import inspect
-import itertools
 
 import torch
 import torch.nn.functional as F
@@ -50,14 +49,11 @@ class LocalBlock(nn.Module):
     def forward(self, x, state=None):
         normed = self.norm(x)
         reach = self.conv.kernel_size[0] - 1
-        if state is None:
-            state = normed.new_zeros(len(x), reach, x.shape[-1])
-        window = torch.cat([state, normed], 1)
+        window = F.pad(normed, (0, 0, reach, 0)) if state is None else torch.cat([state, normed], 1)
         # As an image of height 1 whose channels stand last in memory, as they do here: torch then
         # convolves without reordering, and gelu meets a contiguous tensor.
         conv = F.conv2d(window.mT.unsqueeze(2), self.conv.weight.unsqueeze(2), self.conv.bias)
-        mixed = F.gelu(conv.squeeze(2).mT)
-        return x + self.out(mixed), window[:, window.shape[1] - reach:]
+        return x + self.out(F.gelu(conv.squeeze(2).mT)), window[:, window.shape[1] - reach:]
 
 
 class MLP(nn.Module):
@@ -84,6 +80,8 @@ class DeltaBlock(nn.Module):
     State: S, [B, H, K, K].
     """
 
+    scan = staticmethod(delta_product)
+
     def __init__(self, d_model, heads, beta_max, householders):
         super().__init__()
         self.heads, self.beta_max, self.householders = heads, beta_max, householders
@@ -108,7 +106,7 @@ class DeltaBlock(nn.Module):
         return q, k, gamma.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
-        out, state = delta_product(*self.inputs_of_scan(x), state)
+        out, state = self.scan(*self.inputs_of_scan(x), state)
         return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
 
 
@@ -191,13 +189,18 @@ class LanguageModel(nn.Module):
     def stream(self, tokens, state=None):
         """Logits, and the state to go on from: an entry for each of self.blocks."""
         x, new_state = self.embedding(tokens), []
-        for block, old in zip(self.blocks, state or itertools.repeat(None)):
+        for block, old in zip(self.blocks, state or [None] * len(self.blocks)):
             x, new = block(x, old)
             new_state.append(new)
         return self.head(self.norm(x)), new_state
 
     def forward(self, tokens):
         return self.stream(tokens)[0]
+
+    def compile(self):
+        """By torch.compile, but for the scan, whose chunks it would unroll for minutes."""
+        DeltaBlock.scan = staticmethod(torch.compiler.disable(delta_product))
+        self.stream = torch.compile(self.stream, dynamic=True)
 
 
 class LinRNN(LanguageModel):

@@ -281,6 +281,7 @@ class ChunkedDeltaRule(torch.autograd.Function):
             raise RuntimeError("the backward of delta_rule_chunked is written by hand and cannot "
                                "be differentiated again: use delta_rule_recurrent")
         q_NCK, k_NCK, v_NCV, beta_NC1, start_NKV, d_NCV, w_NCK = ctx.saved_tensors
+        g_out_NCV = g_out_NCV.contiguous()  # that of out.sum() is one number, expanded
         ### BEGIN SOLUTION
         P_NCC = (q_NCK @ k_NCK.mT).tril_()
         from_out_NCV, from_out_NKV = P_NCC.mT @ g_out_NCV, q_NCK.mT @ g_out_NCV
@@ -347,8 +348,6 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
 # of I + L is above 2. With raw keys that inverse grows exponentially in C.
 # What float32 loses: a reflection with a rounded key is not exactly orthogonal, and nothing in a
 # linear recurrence pulls the state back. So the error grows with the number of steps, slowly.
-# What the chunk size trades: a larger C means fewer sequential steps, T / C, and more work per
-# token, C K for the triangle. On the CPUs tried 32 was the fastest.
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------

@@ -22,7 +22,8 @@ out.sum() as the loss. Its gradient is one number, expanded to the shape of out;
 a tensor to a scan. Here the gradient is a dense tensor, a fixed random weight for each entry.
 Nothing has been recorded on a GPU.
 
-Command: python -m experiments.bench --batch 32 --lengths 1024 --rounds 3
+    python -m experiments.bench --batch 32 --lengths 1024 --rounds 3
+    python -m experiments.bench --steps       # train.py's own steps, with and without --compile
 
 Sources: the textbook form follows the pseudo-code of Yang et al. 2024 (arXiv 2406.06484).
 
@@ -42,7 +43,8 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import profile
 
-from data import number, user_errors
+import train
+from data import generator, number, user_errors
 from eval import append_record, check_record
 from models import choose_device
 from scan import (check_inputs, chunked_forward, delta_rule_chunked, delta_rule_recurrent,
@@ -159,6 +161,35 @@ def bench(shape, forms, rounds, device):
         yield row
 
 
+def bench_steps(rounds, device):
+    """Yields a row for each stage of the default run: a step as it is, and compiled, in turns.
+
+    Both begin a stage with the same weights; `difference` is that of the first loss and gradient
+    norm, relative. `compiling` are the seconds that the first two steps take beyond the median.
+    """
+    runs = {}
+    for name, flags in [("eager", []), ("compiled", ["--compile"])]:
+        config, task = train.config_of(train.make_parser().parse_args(flags))
+        runs[name] = train.Run(config, None, device)
+    for stage, (length, spacing) in enumerate(config["curriculum"]):
+        batch = task.training_batch(config["batch"], length, spacing, generator(0, "train", stage))
+        tensors = [torch.from_numpy(x).to(device).contiguous() for x in batch[:3]]
+        runs["compiled"].model.load_state_dict(runs["eager"].model.state_dict())
+        times, firsts = {name: [] for name in runs}, {}
+        for name in [*runs] * (2 + rounds):
+            start = time.perf_counter()
+            found = train.train_step(runs[name].model, runs[name].optimizers, *tensors, 1.0)
+            times[name].append(time.perf_counter() - start)
+            firsts.setdefault(name, found)
+        eager, compiled = (statistics.median(x[2:]) for x in times.values())
+        exact, close = firsts.values()
+        yield {"length": length, "spacing": spacing, "T": tensors[0].shape[1],
+               "eager": 1000 * eager, "compiled": 1000 * compiled, "ratio": compiled / eager,
+               "compiling": sum(times["compiled"][:2]) - 2 * compiled,
+               "difference": max(abs(close[key] / exact[key] - 1)
+                                 for key in ("loss", "reveal_loss", "gradient_norm"))}
+
+
 # --- The command line -----------------------------------------------------------------------------
 
 def main(argv=None):
@@ -173,6 +204,7 @@ def main(argv=None):
     add("--seed", type=number(0), default=0)
     add("--device", default="cpu", choices=["cpu", "cuda"])
     add("--compile", action="store_true", help="torch.compile too")
+    add("--steps", action="store_true", help="steps of train.py instead, eager and compiled")
     add("--record", metavar="FILE", help="append each row as one JSON line")
     argv = sys.argv[1:] if argv is None else argv
     with user_errors(parser, argv) as args:
@@ -185,20 +217,23 @@ def main(argv=None):
             check_record(args.record)
     torch.manual_seed(args.seed)
     forms = [name for name in FORMS if args.compile or name != "compiled"]
-    about = {"B": args.batch, "H": args.heads, "K=V": args.width, "device": args.device,
-             "threads": torch.get_num_threads()}
+    about = {"B": args.batch, "H": args.heads, "K=V": args.width}
+    tables = (bench((args.batch, args.heads, T, args.width), forms, args.rounds, args.device)
+              for T in args.lengths)
+    if args.steps:
+        about, tables = {"model": "linrnn", "group": "S5"}, [bench_steps(args.rounds, args.device)]
+    about |= {"device": args.device, "threads": torch.get_num_threads()}
     print(*[f"{key} {value}" for key, value in about.items()], sep=", ")
-    print("Milliseconds, medians; peak in MiB; error of values and gradients against float64")
-    for T in args.lengths:
-        try:
-            for row in bench((args.batch, args.heads, T, args.width), forms, args.rounds,
-                             args.device):
-                print(*[f"{key} {value:<7.3g}" if isinstance(value, float) else f"{key} {value:<8}"
-                        for key, value in row.items()], flush=True)
-                if args.record:
-                    append_record(args.record, f"{parser.prog} {shlex.join(argv)}", row | about)
-        except Disagreement as error:
-            raise SystemExit(str(error)) from None
+    print("Milliseconds, medians; peak in MiB; error of values and gradients against float64"
+          if not args.steps else "Milliseconds, medians; seconds of compiling")
+    try:
+        for row in itertools.chain.from_iterable(tables):
+            print(*[f"{key} {value:<7.3g}" if isinstance(value, float) else f"{key} {value:<8}"
+                    for key, value in row.items()], flush=True)
+            if args.record:
+                append_record(args.record, f"{parser.prog} {shlex.join(argv)}", row | about)
+    except Disagreement as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -96,6 +96,18 @@ def test_torch_compile_is_one_form_more_and_only_if_asked_for(monkeypatch, capsy
     assert "form compiled" in capsys.readouterr().out
 
 
+def test_the_steps_of_train_are_timed_stage_by_stage_eager_and_compiled(monkeypatch, tmp_path):
+    """With a compiler that does nothing, so the same weights give the same loss."""
+    made = []
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: made.append(f) or f)
+    monkeypatch.setattr("data.ReplTask.default_curriculum", "2:1,4:2")
+    main(["--steps", "--rounds", "1", "--record", str(tmp_path / "steps.jsonl")])
+    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [(row["length"], row["spacing"], row["T"]) for row in rows] == [(2, 1, 72), (4, 2, 98)]
+    assert len(made) == 1 and all(row["difference"] == 0 for row in rows)
+    assert all(row["ratio"] == row["compiled"] / row["eager"] for row in rows)
+
+
 def test_what_a_user_can_get_wrong_is_refused_in_one_line(refused, tmp_path):
     refused(main, ["--width", 0], "must lie in [1,")
     refused(main, ["--seed", -1], "must lie in [0,")

@@ -94,6 +94,33 @@ def test_compiled_equals_eager():
     assert error(compiled, inputs(T=10, lead=(2,))) < 1e-10
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inside torch
+def test_compiled_training_and_evaluation_are_the_same_and_leave_out_the_scan(
+        tmp_path, monkeypatch, capsys):
+    """The graphs are run as they are, bit for bit. (`experiments.bench --steps` compiles them.)"""
+    graphs, compiler = [], torch.compile
+
+    def compiled(function, dynamic):
+        return compiler(function, dynamic=dynamic, backend=lambda graph, _: (
+            graphs.append(graph.print_readable(print_output=False)) or graph.forward))
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    shown, weights = [], []
+    for flags in ([], ["--compile"]):
+        folder = str(tmp_path / f"run{len(flags)}")
+        train.main([*SMALL, *flags, "--out", folder])
+        assert bool(graphs) == bool(flags)
+        capsys.readouterr()
+        evaluation.main([folder, *flags, "--lengths", "4:2", "--traces", "4"])
+        shown.append(capsys.readouterr().out)
+        weights.append(torch.load(f"{folder}/model.pt", weights_only=True)["model"])
+    assert shown[0] == shown[1] and all(map(torch.equal, *(w.values() for w in weights)))
+    assert "conv2d" in "".join(graphs) and "solve_triangular" not in "".join(graphs)
+    with pytest.raises(ValueError, match="other options .* compile False against True"):
+        train.open_folder(tmp_path / "run0", True, train.config_of(train.make_parser().parse_args(
+            [*SMALL, "--compile"]))[0])
+
+
 def test_what_does_not_fit_is_refused_by_letter():
     q, k, v, beta, state = inputs(T=37)
     for wrong, words in [((q, k, v, beta[..., :36], state),
