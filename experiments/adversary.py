@@ -36,15 +36,18 @@ P = 0.25, training shows four cycles and one variable after each exchange, and t
     lstm-bare, all shown          .12 - .19     .13 - .21     .002   .002 .002 .002
     linrnn, S4                    .039 - .043   .074 - .080   .009   1.70 1.77 2.44
     lstm-bare, S4                 .39 - .45     .48 - .52     .017   .19 .36 .65
+    linrnn, S5                    .041 - .045   .11 - .13     .012   1.29 1.31 1.52
+    lstm-bare, S5                 1.45 - 1.99   1.53 - 1.87   .43    .57 .61 .77
     scaled, to size 1             .029 - .051   .042 - .13    .011   .76 .88 1.58
     scaled-64, after 64 tokens    .023 - .030   .035 - .048   .010   .67 .96 1.36
-    learned, a learned size       .020 - .022   .032 - .034   .021   .65 1.07 inf
+    learned, a learned size       .020 - .022   .032 - inf    .021   .65 1.07 inf
     saturating, a tanh            .019 - .020   .027 - .032   .011   .50 .62 .92
 So linear recurrences follow random reveals more closely, and lose a belief under the adversary that
 an LSTM can learn to keep, though not on every seed. A full reveal after each exchange lets the
 linear one keep it. More cycles in training do not, nor do non-linear steps between pieces of the
 scan (inf: the state overflows). On S4 the LSTM has not learned random reveals, and loses the belief
-as well. cycle.py says why the linear one fails.
+as well. On S5 it does not get to the last stage: after 8,000 steps it is still at (8,1). The linear
+RNN is through (8,2) after 505 to 789. cycle.py says why the linear one fails.
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle), and the hybrid of linear
 recurrence and periodic non-linear normalisation that the paper names as future work.

@@ -178,8 +178,8 @@ def householders(short, long):
     """`word` format: labels right at 128 tokens against R, for each group, in two budgets."""
     colours = {"S5 swap": SKY, "S3 full": GREEN, "S4 full": BLUE, "A5 full": ORANGE, "S5 full": RED}
     figure, (panels,) = canvas(
-        "S3 and S4 are learned with two reflections a token or three, S5 only with four;\n"
-        "A5 and S5 are learned only with 256 words a step", 1, 2, (9, 4), sharey=True)
+        "One token a word: labels right against the reflections that a token may make;\n"
+        "two seeds on the left, one on the right", 1, 2, (9, 4), sharey=True)
     for axes, runs, words in [(panels[0], short, 64), (panels[1], long, 256)]:
         shares = {}  # group -> seed -> R -> share
         for run in runs:
@@ -252,12 +252,12 @@ def snapping(runs):
     right = [interval for interval in rare[0] if all(row[interval] == 1 for row in rare.values())]
     figure, ((far, seldom),) = canvas(
         "Put back on its permutation after each command, the network gets every reveal right;\n"
-        f"on two seeds one snap in {max(right)} commands is enough", 1, 2, (9, 4.2), sharey=True)
+        f"on {len(rare)} seeds one in {max(right)} is enough", 1, 2, (9, 4.2), sharey=True)
     found = {way: ([*seeds[0]], [[*row.values()] for row in seeds.values()], colour)
              for (way, seeds), colour in zip(ways.items(), (BLUE, RED))}
     draw(far, found, 0.2, 64, [64, 256, 1024, 8192], ylim=(0, 1.02), ylabel="accuracy",
          xlabel="length of the trace")
-    draw(seldom, {f"seed {seed}": ([*row], [[*row.values()]], (BLUE, SKY)[seed > 0])
+    draw(seldom, {f"seed {seed}": ([*row], [[*row.values()]], (BLUE, SKY, GREEN)[seed])
                   for seed, row in rare.items()}, 0.2, None, [32, 64, 128, 256],
          xlabel="commands from snap to snap, at (2048,128)")
     return figure

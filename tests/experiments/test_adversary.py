@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -204,3 +205,33 @@ def test_what_does_not_fit_is_refused(refused, small_run):
     for options in ({"interval": 0}, {"rule": "none"}):
         with pytest.raises(ValueError, match="interval"):
             build("scaled", 9, **options)
+
+
+def test_the_table_of_the_header_is_what_was_recorded():
+    """Ranges of the seeds, the greatest at cycle 4, and all seeds at cycle 64."""
+    def told(x):
+        return "inf" if np.isinf(x) else f"{x:.2f}".lstrip("0") if x >= 0.0995 else f"{x:.3f}"[1:]
+
+    names = {"P = ": "uncertain", " cycle": "cycles", "all shown": "shown", "S": "group",
+             " last steps": "last_steps"}
+    text = (adversary.RESULTS / "adversary.jsonl").read_text()
+    runs = [json.loads(line) for line in text.splitlines()]
+    table = adversary.__doc__.split("by rank\n")[1].split("So linear")[0].splitlines()
+    for row in table:
+        name, near, far, fourth, *ranks = [x.strip() for x in re.split(r"  +", row.strip())]
+        arm, _, condition = name.partition(", ")
+        wanted = {"group": "S3", "uncertain": 0.25, "cycles": 4, "shown": "one",
+                  "last_steps": 2000, "arm": arm}
+        for word, key in names.items():
+            if word in condition and arm not in ("scaled", "scaled-64", "learned", "saturating"):
+                value = condition.replace(word, "").rstrip("s").replace(",", "")
+                wanted[key] = {"shown": "all", "group": condition}.get(key) or float(value)
+        mine = [run for run in runs if wanted.items() <= run.items()]
+        kl = np.array([[run["results"]["random"][i]["kl"] for i in (0, 2)] for run in mine])
+        cycles = np.array([np.reshape(run["results"]["adversarial"][0]["kl_by_position"],
+                                      (65, -1)).mean(1) for run in mine])
+        kl[np.isnan(kl)] = cycles[np.isnan(cycles)] = np.inf  # a state that overflows
+        assert [near, far] == [" - ".join(map(told, (x.min(), x.max()))) for x in kl.T], name
+        assert fourth == told(cycles[:, 4].max()), name
+        assert " ".join(ranks) == " ".join(map(told, sorted(cycles[:, 64]))), name
+    assert len(table) > 25
