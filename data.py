@@ -307,14 +307,14 @@ class ReplTask:
 
     def training_batch(self, batch, length, spacing, rng):
         """The same where n < 8. More variables are learned sooner from n // 4 reveals in a row, and
-        if one command in S is a product of 1 to n exchanges, so that some variables stay."""
+        if the first commands are products of 1 to n exchanges, so that some variables stay."""
         self.check(length, spacing)
         n = self.group.degree
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
-        if n > 7 and self.commands == "full" and self.group.order == factorial(n):
-            chosen = rng.random((batch, length)) < 1 / spacing
-            words = run_commands(draw_commands(self.group, "swap", (chosen.sum(), n), rng))
-            commands[chosen] = words[np.arange(len(words)), rng.integers(n, size=len(words))]
+        if n > 7 and spacing == 1 and self.commands == "full" and self.group.order == factorial(n):
+            words = run_commands(draw_commands(self.group, "swap", (batch * length, n), rng))
+            last = rng.integers(n, size=(batch * length, 1, 1))
+            commands = np.take_along_axis(words, last, 1).reshape(commands.shape)
         asked = rng.integers(n, size=(batch, length // spacing, max(1, n // 4)))
         tokens, reveals = self.write(commands, asked)
         return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])

@@ -8,8 +8,8 @@ n. data.py and train.py hold a rule without a table of cases. Where n > 7,
     rate       --lr falls as 1 / n, since the sums of the convolution have d (n + 3) terms, and
                --matrix-lr as 1 / sqrt n; both from n = 6 on
     reveals    n // 4 variables are revealed in a row, in training
-    exchanges  one command in S (at S = 1 each) is a product of 1 to n exchanges, in training: some
-               variables stay, the model learns to look one up, and then to follow those that move
+    exchanges  at S = 1 a command is a product of 1 to n exchanges, in training: some variables
+               stay, the model learns to look a variable up, and then to follow those that move
 
     python -m experiments.scale run --group S26                      the rule, as train.py has it
     python -m experiments.scale run --group S12 --without exchanges  how long is (2,1) then?
@@ -86,10 +86,10 @@ class AblatedTask(ReplTask):
     def training_batch(self, batch, length, spacing, rng):
         n, shape = self.group.degree, (batch, length)
         commands = draw_commands(self.group, "full", shape, rng)
-        if self.exchanges:
-            chosen = rng.random(shape) < 1 / spacing
-            words = run_commands(draw_commands(self.group, "swap", (chosen.sum(), n), rng))
-            commands[chosen] = words[np.arange(len(words)), rng.integers(n, size=len(words))]
+        if self.exchanges and spacing == 1:
+            words = run_commands(draw_commands(self.group, "swap", (batch * length, n), rng))
+            last = rng.integers(n, size=(batch * length, 1, 1))
+            commands = np.take_along_axis(words, last, 1).reshape(commands.shape)
         asked = rng.integers(n, size=(batch, length // spacing, n // 4 if self.reveals else 1))
         tokens, reveals = self.write(commands, asked)
         return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])
