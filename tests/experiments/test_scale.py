@@ -100,10 +100,11 @@ def test_each_part_of_the_rule_can_be_left_out():
     """With all parts the batches are those of train.py, to the bit; without, those of a test."""
     group, rngs = Group("S12"), lambda: generator(3, "train", 0)
     whole, plain = AblatedTask(group), AblatedTask(group, reveals=0, exchanges=0)
-    for ours, theirs in [(whole.training_batch, ReplTask(group).training_batch),
-                         (plain.training_batch, plain.test_batch)]:
-        assert all((x == y).all() for x, y in zip(ours(2, 4, 1, rngs())[:3],
-                                                  theirs(2, 4, 1, rngs())[:3]))
+    for ours, theirs, S in [(whole.training_batch, ReplTask(group).training_batch, 1),
+                            (whole.training_batch, ReplTask(group).training_batch, 2),
+                            (plain.training_batch, plain.test_batch, 1)]:
+        assert all((x == y).all() for x, y in zip(ours(2, 4, S, rngs())[:3],
+                                                  theirs(2, 4, S, rngs())[:3]))
     assert AblatedTask(group, reveals=0).training_batch(2, 4, 1, rngs()).reveals.sum() == 8
 
 
