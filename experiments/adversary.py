@@ -19,6 +19,7 @@ P = 0.25, training shows four cycles and one variable after each exchange, and t
     transformer                   .30 - .55     .63 - .80     .004   .23 .38 .43 .44 .58
     lstm                          .22 - .32     .26 - .39     .007   .060 .26 .34 .36 .97
     lstm-bare                     .13 - .30     .16 - .36     .005   .004 .005 .007 .11 .55
+    lstm, 8,000 last steps        .037 - .24    .054 - .30    .001   .001 .048 .74
     lstm-bare, 8,000 last steps   .030 - .25    .044 - .30    .002   .002 .002 .031 .35 .37
     linrnn, P = 0.1               .009 - .014   .015 - .022   .014   .72 .80 1.47 2.39 2.45
     linrnn-beta1, P = 0.1         .062 - .067   .11 - .13     .011   .85 1.01 1.10 1.20 1.70

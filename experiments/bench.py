@@ -26,7 +26,7 @@ a tensor to a scan, and torch multiplies it matrix by matrix: they had 3.3 times
 run. A step then takes 0.85 to 0.90 of its time. The first loss and gradient norm of each stage
 differ by 2e-7 at most. Nothing has been recorded on a GPU.
 
-    python -m experiments.bench --batch 32 --lengths 1024 --rounds 3
+    python -m experiments.bench --batch 32 --lengths 1024 --rounds 9
     python -m experiments.bench --steps       # train.py's own steps, with and without --compile
 
 Sources: the textbook form follows the pseudo-code of Yang et al. 2024 (arXiv 2406.06484).

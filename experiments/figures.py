@@ -150,8 +150,8 @@ def spacing(title, runs):
                 shift, marker = (0.15, "x") if run["first"] else (-0.15, "o")
                 axes.plot(np.log2(run["spacing"]) + shift, run["tokens"] / 1e6,
                           marker if run["finished"] else "_", color=COLOURS[name], fillstyle="none")
-        axes.set(xticks=range(4), xticklabels=[1, 2, 4, 8], ylim=(0, 4.2),
-                 title=f"{group}\n{name}")
+        axes.set(xticks=range(4), xticklabels=[1, 2, 4, 8], yscale="log", ylim=(0.25, 15),
+                 yticks=[0.5, 1, 2, 4, 8], yticklabels=[0.5, 1, 2, 4, 8], title=f"{group}\n{name}")
     figure.supxlabel("commands per reveal, S:  o  (8,S) alone,  x  behind (2,1),  –  not learned")
     panels[0].set_ylabel("million tokens")
     return figure
@@ -177,9 +177,8 @@ def ladder(runs):
 def householders(short, long):
     """`word` format: labels right at 128 tokens against R, for each group, in two budgets."""
     colours = {"S5 swap": SKY, "S3 full": GREEN, "S4 full": BLUE, "A5 full": ORANGE, "S5 full": RED}
-    figure, (panels,) = canvas(
-        "One token a word: labels right against the reflections that a token may make;\n"
-        "two seeds on the left, one on the right", 1, 2, (9, 4), sharey=True)
+    figure, (panels,) = canvas("Words: labels right by the reflections of a token, on two seeds "
+                               "(left) and on one", 1, 2, (9, 4), sharey=True)
     for axes, runs, words in [(panels[0], short, 64), (panels[1], long, 256)]:
         shares = {}  # group -> seed -> R -> share
         for run in runs:

@@ -11,8 +11,10 @@ of 8,192 commands: on five of five seeds of S5, on two of two of S8, S12 and S26
 of the swaps of S5, S3, A5, Z7, D6 and S3xS4; on seeds 0 of S5 and S12 also in 4 of 4 of 65,536. The
 five of S5 alone have 23 to 28% of the reveals at 8,192, near chance (20%). The margin falls with n:
 wrong permutations are at least 4.7 times as far as the right one on S5, 3.6 on S8, 1.8 on S12 and
-1.2 on S26. On seeds 0 and 1 of S5 once in 192 commands suffices for 16 of 16 traces of 2,048; once
-in 256 for 14 and 16, once in 384 for 4 and 11.
+1.2 on S26. The more variables, the sooner must the next snap come. For all of 16 traces of 2,048
+commands one in 192 suffices on S5 (three seeds), one in 128 on S8, in 64 on S12 (two seeds each),
+and in 32 on S26 (one seed). One in 384 is right in 0, 4 and 11 traces on S5, one in 192 in 15 and
+16 on S8, one in 128 in 4 and 16 on S12, one in 64 in 15 on S26.
     An error becomes permanent: a state once put on the wrong place stays wrong. And a belief about
 uncertain commands has no permutation to go back to.
 

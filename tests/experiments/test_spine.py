@@ -69,6 +69,22 @@ def test_to_draw_a_batch_costs_less_than_to_read_it_back():
     assert min(drawing) < min(reading)
 
 
+def test_a_token_costs_no_more_to_draw_or_to_read_back_as_B_L_and_n_grow():
+    """The best of five, with a factor of three for the clock."""
+    clock, costs = time.perf_counter, []
+    for name, batch, length in [("S6", 8, 32), ("S6", 64, 32), ("S6", 8, 256), ("S26", 8, 32)]:
+        task, times = ReplTask(Group(name)), []
+        for step in range(5):
+            start = clock()
+            tokens, _ = task.sample(batch, length, 2, generator(0, "test", step))
+            drawn = clock()
+            assert all(task.encode(task.decode(row)) == row.tolist() for row in tokens)
+            times.append([drawn - start, clock() - drawn])
+        costs.append([min(seconds) / tokens.size for seconds in zip(*times)])
+    first, *others = costs
+    assert all(now < 3 * then for cost in others for now, then in zip(cost, first)), costs
+
+
 def test_the_trace_shown_to_a_reader_runs_in_python(capsys):
     data.main(["--group", "S3", "--length", "4", "--spacing", "2"])
     shown = capsys.readouterr().out.splitlines()
