@@ -80,7 +80,7 @@ class DeltaBlock(nn.Module):
     State: S, [B, H, K, K].
     """
 
-    scan = staticmethod(delta_product)
+    scan = staticmethod(delta_product)  # compile() sets another in its place
 
     def __init__(self, d_model, heads, beta_max, householders):
         super().__init__()
