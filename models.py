@@ -8,7 +8,10 @@ Embedding -> local block -> layers x [mixer, MLP] -> norm -> logits. Only the mi
     transformer  causal attention   state: all keys and values so far
     lstm         torch's own LSTM   state: two vectors
 
-Symbols: B batch, T tokens, H heads, K width of a head, R writes per token, D model width.
+Symbols
+    B  batch     D  model width             R  writes per token (the option householders)
+    T  tokens    H  heads of a mixer        K  width of a head, D / H
+
 Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et al. 2025 (arXiv
 2411.12537); several writes, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
 (arXiv 2104.09864).
@@ -28,10 +31,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from data import UserError
 from scan import delta_product
 
 MAX_SIZE = 2**12  # of a width, and of a number of heads, layers, ...
 MAX_WEIGHTS = 300_000_000  # the paper's model has 265 million
+
+
+# --- 1. Blocks ------------------------------------------------------------------------------------
+#
+# A block is a module with forward(x, state=None) -> (x, state), for x of shape [B, T, D]. It adds
+# to x what it has found. The state is all that the block must remember of the tokens so far; None
+# stands for the start of a text.
+
 
 class LocalBlock(nn.Module):
     """x + W gelu(conv(norm(x))): each token sees the conv_width - 1 tokens before it.
@@ -43,17 +55,27 @@ class LocalBlock(nn.Module):
     def __init__(self, d_model, conv_width):
         super().__init__()
         self.norm = nn.RMSNorm(d_model)
+        # Every output channel sees every input channel: which name AND which place, together.
         self.conv = nn.Conv1d(d_model, d_model, conv_width)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x, state=None):
+        # What the first tokens of this piece look back at: zeros, or the end of the last piece.
         normed = self.norm(x)
-        reach = self.conv.kernel_size[0] - 1
-        window = F.pad(normed, (0, 0, reach, 0)) if state is None else torch.cat([state, normed], 1)
-        # As an image of height 1 whose channels stand last in memory, as they do here: torch then
+        reach = self.conv.kernel_size[0] - 1  # tokens that it looks back
+        if state is None:
+            window = F.pad(normed, (0, 0, reach, 0))
+        else:
+            window = torch.cat([state, normed], 1)  # [B, reach + T, D]
+
+        # An image of height 1 whose channels stand last in memory, as they do here. torch then
         # convolves without reordering, and gelu meets a contiguous tensor.
-        conv = F.conv2d(window.mT.unsqueeze(2), self.conv.weight.unsqueeze(2), self.conv.bias)
-        return x + self.out(F.gelu(conv.squeeze(2).mT)), window[:, window.shape[1] - reach:]
+        image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
+        kernel = self.conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
+        conv = F.conv2d(image, kernel, self.conv.bias).squeeze(2).mT  # [B, T, D]
+
+        # Slicing from the end by length: with reach 0 the slice [-0:] would be everything.
+        return x + self.out(F.gelu(conv)), window[:, window.shape[1] - reach:]
 
 
 class MLP(nn.Module):
@@ -66,29 +88,32 @@ class MLP(nn.Module):
         self.down = nn.Linear(2 * d_model, d_model)
 
     def forward(self, x, state=None):
-        return x + self.down(F.gelu(self.up(self.norm(x)))), None
+        hidden = F.gelu(self.up(self.norm(x)))
+        return x + self.down(hidden), None
 
 
-# --- Three mixers ---------------------------------------------------------------------------------
+# --- 2. Three mixers ------------------------------------------------------------------------------
 
 class DeltaBlock(nn.Module):
     """The delta rule, H heads side by side.
 
     S <- (I - beta k k^T) S + beta k (gamma v)^T, then o = S^T q, with |q| = |k| = 1,
-    beta = beta_max hardsigmoid(.) and gamma = hardsigmoid(.). So the eigenvalues of every step lie
-    in [1 - beta_max, 1]. With householders R > 1 a token makes R such steps.
+    beta = beta_max hardsigmoid(.) and gamma = hardsigmoid(.). So the eigenvalues of every write lie
+    in [1 - beta_max, 1]. A token makes R = householders such writes.
     State: S, [B, H, K, K].
     """
 
-    scan = staticmethod(delta_product)  # compile() sets another in its place
-
     def __init__(self, d_model, heads, beta_max, householders):
         super().__init__()
-        self.heads, self.beta_max, self.householders = heads, beta_max, householders
-        self.norm = nn.RMSNorm(d_model)
+        self.heads = heads
+        self.beta_max = beta_max
+        self.householders = householders
+        self.scan = delta_product
+
         # One matrix for all that a token decides: q, then k and v of each write, then beta, gamma.
         self.sizes = [d_model, householders * d_model, householders * d_model,
                       2 * householders * heads]
+        self.norm = nn.RMSNorm(d_model)
         self.project = nn.Linear(d_model, sum(self.sizes))
         self.out_norm = nn.RMSNorm(d_model // heads)
         self.out = nn.Linear(d_model, d_model, bias=False)
@@ -96,18 +121,28 @@ class DeltaBlock(nn.Module):
     def inputs_of_scan(self, x):
         """For delta_product: q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]."""
         q, k, v, strengths = self.project(self.norm(x)).split(self.sizes, -1)
-        per_head = (self.heads, -1)
-        per_write = (self.householders, *per_head)
-        q = F.normalize(q.unflatten(-1, per_head), dim=-1).transpose(1, 2)
-        k = F.normalize(k.unflatten(-1, per_write), dim=-1).permute(0, 3, 1, 2, 4)
-        v = v.unflatten(-1, per_write).permute(0, 3, 1, 2, 4)
-        strengths = F.hardsigmoid(strengths).unflatten(-1, (2, self.householders, -1))
-        beta, gamma = strengths.permute(2, 0, 4, 1, 3)
+        heads, writes = self.heads, self.householders
+
+        # Unit queries and keys: then I - beta k k^T has the eigenvalue 1 - beta along k.
+        q = q.unflatten(-1, (heads, -1))  # [B, T, H, K]
+        q = F.normalize(q, dim=-1).transpose(1, 2)  # [B, H, T, K]
+
+        k = k.unflatten(-1, (writes, heads, -1))  # [B, T, R, H, K]
+        k = F.normalize(k, dim=-1).permute(0, 3, 1, 2, 4)  # [B, H, T, R, K]
+
+        v = v.unflatten(-1, (writes, heads, -1))  # [B, T, R, H, K]
+        v = v.permute(0, 3, 1, 2, 4)  # [B, H, T, R, K]
+
+        # gamma lets a write of beta = 2 be a pure reflection, which puts nothing into S.
+        strengths = F.hardsigmoid(strengths)
+        strengths = strengths.unflatten(-1, (2, writes, heads))  # [B, T, 2, R, H]
+        beta, gamma = strengths.permute(2, 0, 4, 1, 3)  # [B, H, T, R] each
         return q, k, gamma.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
-        out, state = self.scan(*self.inputs_of_scan(x), state)
-        return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
+        out, state = self.scan(*self.inputs_of_scan(x), state)  # [B, H, T, K]
+        out = self.out_norm(out).transpose(1, 2).flatten(2)  # [B, T, D]
+        return x + self.out(out), state
 
 
 class AttentionBlock(nn.Module):
@@ -119,21 +154,29 @@ class AttentionBlock(nn.Module):
     def __init__(self, d_model, heads):
         super().__init__()
         self.heads = heads
+
         self.norm = nn.RMSNorm(d_model)
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x, state=None):
-        qkv = self.query_key_value(self.norm(x)).unflatten(-1, (3, self.heads, -1))
+        qkv = self.query_key_value(self.norm(x))
+        qkv = qkv.unflatten(-1, (3, self.heads, -1))  # [B, T, 3, H, K]
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, T, K] each
-        length, past = x.shape[1], 0 if state is None else state.shape[3]
-        q, kv = rotate(q, past), torch.stack([rotate(k, past), v])
+
+        # A token has its place from the start of the text, not from that of its piece.
+        length = x.shape[1]
+        past = 0 if state is None else state.shape[3]
+        q = rotate(q, past)
+        kv = torch.stack([rotate(k, past), v])  # [2, B, H, T, K]
+
         if past:
-            kv = torch.cat([state, kv], 3)
-        # A token sees the past, and of its own piece what is not later than itself.
+            kv = torch.cat([state, kv], 3)  # [2, B, H, past + T, K]
+
+        # A token sees all the past, and of its own piece what is not later than itself.
         seen = torch.ones(length, past + length, dtype=torch.bool, device=x.device).tril(past)
         mixed = F.scaled_dot_product_attention(q, *kv, attn_mask=seen if past else None,
-                                               is_causal=not past)
+                                               is_causal=not past)  # [B, H, T, K]
         return x + self.out(mixed.transpose(1, 2).flatten(2)), kv
 
 
@@ -144,10 +187,12 @@ def rotate(x, start=0):
     Shapes: x [..., T, K], K even.  Source: Su et al. 2021, 3.2.
     """
     length, width = x.shape[-2:]
-    rates = 10000.0 ** (-torch.arange(0, width, 2, device=x.device) / width)
+    rates = 10000.0 ** (-torch.arange(0, width, 2, device=x.device) / width)  # [K / 2]
     angles = torch.arange(start, start + length, device=x.device).unsqueeze(-1) * rates
+    # The pair j is made of the entries j and j + K/2.
+    cos = angles.cos().to(x.dtype)
+    sin = angles.sin().to(x.dtype)
     first, second = x.chunk(2, -1)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
@@ -162,7 +207,8 @@ class LSTMBlock(nn.Module):
         super().__init__()
         self.norm = nn.RMSNorm(d_model)
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
-        with torch.no_grad():  # torch adds two biases, and orders the gates: in, forget, cell, out
+        # torch adds two biases, and orders the gates: in, forget, cell, out.
+        with torch.no_grad():
             self.lstm.bias_ih_l0[d_model:2 * d_model] = 2
             self.lstm.bias_hh_l0[d_model:2 * d_model] = 0
 
@@ -171,35 +217,54 @@ class LSTMBlock(nn.Module):
         return x + mixed, state
 
 
-# --- The frame ------------------------------------------------------------------------------------
+# --- 3. The frame ---------------------------------------------------------------------------------
 
 class LanguageModel(nn.Module):
-    """The frame. make_mixer() makes a block of its own. conv_width 1 leaves out the local block."""
+    """Embedding -> local block -> layers x [mixer, MLP] -> norm -> logits.
+
+    make_mixer() makes a block of its own for each layer. conv_width 1 leaves out the local block.
+    """
 
     def __init__(self, vocab_size, d_model, layers, conv_width, make_mixer):
         super().__init__()
         check_sizes(d_model, layers=layers, conv_width=conv_width)
+
+        # Both ends: symbols to vectors, vectors to a score for each symbol.
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.norm = nn.RMSNorm(d_model)
-        self.head = nn.Linear(d_model, vocab_size, bias=False)
-        self.blocks = nn.ModuleList([LocalBlock(d_model, conv_width)] if conv_width > 1 else [])
+        self.unembedding = nn.Linear(d_model, vocab_size, bias=False)
+
+        # The MLP behind each mixer works on each token by itself.
+        self.blocks = nn.ModuleList()
+        if conv_width > 1:
+            self.blocks.append(LocalBlock(d_model, conv_width))
         for _ in range(layers):
-            self.blocks += [make_mixer(), MLP(d_model)]
+            self.blocks.append(make_mixer())
+            self.blocks.append(MLP(d_model))
 
     def stream(self, tokens, state=None):
         """Logits, and the state to go on from: an entry for each of self.blocks."""
-        x, new_state = self.embedding(tokens), []
-        for block, old in zip(self.blocks, state or [None] * len(self.blocks)):
+        old_states = state or [None] * len(self.blocks)
+        new_states = []
+
+        x = self.embedding(tokens)
+        for block, old in zip(self.blocks, old_states):
             x, new = block(x, old)
-            new_state.append(new)
-        return self.head(self.norm(x)), new_state
+            new_states.append(new)
+        return self.unembedding(self.norm(x)), new_states
 
     def forward(self, tokens):
-        return self.stream(tokens)[0]
+        logits, _ = self.stream(tokens)
+        return logits
 
     def compile(self):
-        """By torch.compile, but for the scan, whose chunks it would unroll for minutes."""
-        DeltaBlock.scan = staticmethod(torch.compiler.disable(delta_product))
+        """By torch.compile, but for the scan: the loop over its chunks would compile for minutes.
+
+        dynamic: one graph serves all lengths of a curriculum.
+        """
+        for block in self.blocks:
+            if isinstance(block, DeltaBlock):
+                block.scan = torch.compiler.disable(block.scan)
         self.stream = torch.compile(self.stream, dynamic=True)
 
 
@@ -207,16 +272,16 @@ class LinRNN(LanguageModel):
     """The delta rule as mixer.
 
     beta_max in [0, 2]: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in
-    [0, 1]. householders: steps per token, R.  Raises: ValueError outside those ranges.
+    [0, 1]. householders: writes per token, R.  Raises: UserError outside those ranges.
     """
 
-    Block = DeltaBlock
+    Block = DeltaBlock  # a subclass may have a block of its own
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
                  conv_width=8):
         check_sizes(d_model, heads, householders=householders)
         if not 0 <= beta_max <= 2:
-            raise ValueError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
+            raise UserError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
         super().__init__(vocab_size, d_model, layers, conv_width,
                          lambda: self.Block(d_model, heads, beta_max, householders))
 
@@ -227,7 +292,7 @@ class Transformer(LanguageModel):
     def __init__(self, vocab_size, d_model=56, heads=4, layers=2, conv_width=8):
         check_sizes(d_model, heads)
         if d_model // heads % 2:
-            raise ValueError(f"rotary positions turn pairs: the head width d_model / heads must be "
+            raise UserError(f"rotary positions turn pairs: the head width d_model / heads must be "
                              f"even; got {d_model} / {heads}")
         super().__init__(vocab_size, d_model, layers, conv_width,
                          lambda: AttentionBlock(d_model, heads))
@@ -241,40 +306,52 @@ class LSTM(LanguageModel):
 
 
 def check_sizes(d_model, heads=1, **others):
+    """Raises: UserError for a size out of range, or heads that do not divide the width."""
+    # The upper bound catches a typing error before it fills the memory.
     for name, size in {"d_model": d_model, "heads": heads, **others}.items():
         if not 1 <= size <= MAX_SIZE:
-            raise ValueError(f"{name} must be at least 1, at most {MAX_SIZE}; got {size}")
+            raise UserError(f"{name} must be at least 1, at most {MAX_SIZE}; got {size}")
     if d_model % heads:
-        raise ValueError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
+        raise UserError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
 
+
+# --- 4. Models by name, for the command line ------------------------------------------------------
 
 MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}
 
 
 def options_of(make):
-    """The options that a model class (or a task class) takes, with their defaults."""
+    """The options that a model class takes, with their defaults: the arguments that have one."""
     parameters = inspect.signature(make).parameters
     return {name: p.default for name, p in parameters.items() if p.default is not p.empty}
 
 
 def build(name, vocab_size, **options):
-    """A model of the registry. Raises: ValueError for an unknown name or option, or a bad value."""
+    """A model of the registry. Raises: UserError for an unknown name or option, or a bad value."""
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}")
-    if unknown := sorted(set(options) - set(options_of(MODELS[name]))):
-        raise ValueError(f"{name} has no option {', '.join(unknown)}")
+        raise UserError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}")
+    unknown = sorted(set(options) - set(options_of(MODELS[name])))
+    if unknown:
+        raise UserError(f"{name} has no option {', '.join(unknown)}")
+
     with torch.device("meta"):  # shapes without memory
         weights = sum(p.numel() for p in MODELS[name](vocab_size, **options).parameters())
     if weights > MAX_WEIGHTS:
-        raise ValueError(f"a {name} of these sizes has {weights:,} weights, and at most "
-                         f"{MAX_WEIGHTS:,} are built")
+        raise UserError(f"a {name} of these sizes has {weights:,} weights, and at most "
+                        f"{MAX_WEIGHTS:,} are built")
     return MODELS[name](vocab_size, **options)
 
 
 def choose_device(name):
-    """The torch device of that name; auto prefers an accelerator. Raises: ValueError."""
+    """The torch device of that name; auto prefers an accelerator. Raises: UserError."""
+    # One call for cuda, mps and whatever else this build of torch knows.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    there = ["cpu", accelerator.type] if accelerator else ["cpu"]
-    if name not in ("auto", *there):
-        raise ValueError(f"--device {name} is not there; this machine has {', '.join(there)}")
-    return there[-1] if name == "auto" else name
+    available = ["cpu"]
+    if accelerator:
+        available.append(accelerator.type)
+
+    if name == "auto":
+        return available[-1]
+    if name not in available:
+        raise UserError(f"--device {name} is not there; this machine has {', '.join(available)}")
+    return name

@@ -11,6 +11,7 @@ Symbols (capital letters are sizes; a tensor's last axes are in its name, leadin
     H  heads     R  writes per token
     q_TK, k_TK, v_TV   query, key, value         beta_T   strength, in [0, 2] for unit keys
     d_TV               correction: what a step really writes (equation 2)
+    Diag(beta) X       row t of X times beta_t
 
     name here        Yang et al. 2024    Schlag et al. 2021
     S (K x V)        S^T (they: V x K)   W^T
@@ -24,14 +25,9 @@ Sources
 
 Does NOT include: decay gates, kernels for a particular device, hidden scales or normalisations.
 
+To see before reading: python scan.py
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
-
-import signal
-
-if __name__ == "__main__":  # Ctrl-C, also while importing, and a closed pipe end it in silence
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(getattr(signal, "SIGPIPE", signal.SIGINT), signal.SIG_DFL)  # not in Windows
 
 import argparse
 
@@ -47,7 +43,10 @@ import torch.nn.functional as F
 # has eigenvalue 1 - beta along k and 1 on everything orthogonal to it. So beta = 0 does nothing,
 # beta = 1 erases the direction k, and beta = 2 REFLECTS: it turns k into -k. The reflection with
 # k = (e_i - e_j) / sqrt 2 negates e_i - e_j and keeps e_i + e_j: it EXCHANGES the slots i and j.
-# With beta <= 1 every eigenvalue lies in [0, 1], and no exchange exists [3].
+#
+# With beta <= 1 no exchange exists, in any number of steps [3]. All eigenvalues of a step then lie
+# in [0, 1], and such a step keeps the length of x only if it keeps x itself. An exchange keeps the
+# length of e_i - e_j, so each of its steps would have to keep e_i - e_j, and none would negate it.
 #
 # A permutation is a product of exchanges, but a program spells it token by token, and there is no
 # time to find its cycles. With a spare slot x' for each variable x no search is needed:
@@ -68,29 +67,29 @@ def exchange_key(i, j, slots):
 
 
 def swap_machine_keys(commands):
-    """The 2n reflections that execute `x_0, x_1, ... = x_g[0], x_g[1], ...`, with slots 0..n-1 for
-    the variables and n..2n-1 for their spares.
+    """The 2n reflections that execute `x_0, x_1, ... = x_g[0], x_g[1], ...`, a key for each name.
 
+    Slots 0..n-1 are the variables, and n..2n-1 are their spares, in the same order.
     Shapes: commands integer [..., L, n] -> keys [..., L 2n, 2n], float64, to be used with beta = 2.
     Source: the construction is this project's; that reflections suffice is [3], theorem 3.
-
-    Exercise 5 (2 points, 4 lines): a key for each name, in order. Trap: y' goes to x_i, not y.
     """
     *lead, length, n = commands.shape
-    ### BEGIN SOLUTION
     place = torch.arange(n).expand_as(commands)
+
     left_hand = exchange_key(place, place + n, 2 * n)
     right_hand = exchange_key(place, commands + n, 2 * n)
-    return torch.cat([left_hand, right_hand], -2).reshape(*lead, length * 2 * n, 2 * n)
-    ### END SOLUTION
+
+    keys = torch.cat([left_hand, right_hand], -2)  # [..., L, 2n, 2n]: 2n keys a command
+    return keys.reshape(*lead, length * 2 * n, 2 * n)
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
 #
 #     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T          o_t = S_t^T q_t          (1)
 #
-# It looks up what is stored under k_t, and moves that a fraction beta_t of the way to v_t. With the
-# correction d_t = beta_t (v_t - S_{t-1}^T k_t) it is a rank-1 write:
+# For a unit key, S^T k is the value that is stored under k. A step moves this value beta of the way
+# to v: beta = 1 lands on v, and beta = 2 overshoots, to the mirror image of the old value in v.
+# With the correction d_t = beta_t (v_t - S_{t-1}^T k_t) the step is a rank-1 write:
 #
 #     S_t = S_{t-1} + k_t d_t^T                                                                 (2)
 
@@ -102,32 +101,37 @@ def delta_rule_recurrent(q, k, v, beta, state=None):
             -> out [..., T, V], state [..., K, V]. The read at t sees the write at t.
     Raises: ValueError if the shapes do not fit together.
     Cost: O(T K V), T sequential steps.  Source: [1] equations 23-25; [2] equation 2.
-
-    Exercise 2 (2 points, 7 lines): (1) and (2). Trap: beta scales v - S^T k, not v alone.
     """
     state_KV = check_inputs(q, k, v, beta, state)
-    ### BEGIN SOLUTION
     out = []
+
     # unbind, not q[..., t, :]: the backward of an index writes a full-size gradient at every step
     for q_K, k_K, v_V, b in zip(q.unbind(-2), k.unbind(-2), v.unbind(-2), beta.unbind(-1)):
         stored_V = (k_K.unsqueeze(-2) @ state_KV).squeeze(-2)
         d_V = b.unsqueeze(-1) * (v_V - stored_V)
         state_KV = state_KV + k_K.unsqueeze(-1) * d_V.unsqueeze(-2)                            # (2)
         out.append((q_K.unsqueeze(-2) @ state_KV).squeeze(-2))                                 # (1)
+
     return torch.stack(out, -2), state_KV
-    ### END SOLUTION
 
 
 def check_inputs(q, k, v, beta, state):
-    """The initial state, after refusing what does not fit together."""
+    """The initial state.  Raises: ValueError for what does not fit together."""
     if k.ndim < 2 or k.shape[-2] < 1:
         raise ValueError(f"k must be [..., T, K] with T >= 1 tokens; got shape {tuple(k.shape)}")
+
     *lead, T, K = k.shape
     V = v.shape[-1] if v.ndim else 0
-    state = k.new_zeros(*lead, K, V) if state is None else state
-    for name, x, letters, shape in [
-            ("q", q, f"T={T}, K={K}", (*lead, T, K)), ("v", v, f"T={T}, V", (*lead, T, V)),
-            ("beta", beta, f"T={T}", (*lead, T)), ("state", state, f"K={K}, V={V}", (*lead, K, V))]:
+    if state is None:
+        state = k.new_zeros(*lead, K, V)
+
+    expected = [
+        ("q", q, f"T={T}, K={K}", (*lead, T, K)),
+        ("v", v, f"T={T}, V", (*lead, T, V)),
+        ("beta", beta, f"T={T}", (*lead, T)),
+        ("state", state, f"K={K}, V={V}", (*lead, K, V)),
+    ]
+    for name, x, letters, shape in expected:
         if x.shape != shape:
             raise ValueError(f"{name} must be [..., {letters}] with the leading axes of k, "
                              f"{tuple(lead)}; got shape {tuple(x.shape)}")
@@ -146,11 +150,11 @@ def check_inputs(q, k, v, beta, state):
 #
 # That is one unit lower-triangular system for all C corrections at once, rows d_i^T:
 #
-#     (I + L) D = beta (V - K S_0)          L = tril(beta K K^T, -1)                            (4)
+#     (I + L) D = Diag(beta) (V - K S_0)          L = tril(Diag(beta) K K^T, -1)                (4)
 #
 # The matrix does not contain the state. So solve BEFORE the state is known, with two right sides,
 #
-#     (I + L) U = beta V          (I + L) W = beta K                                            (5)
+#     (I + L) U = Diag(beta) V          (I + L) W = Diag(beta) K                                (5)
 #     D = U - W S_0                                                                             (6)
 #
 # and then every output of the chunk and its last state are matrix products:
@@ -158,8 +162,179 @@ def check_inputs(q, k, v, beta, state):
 #     O = Q S_0 + tril(Q K^T) D                                                                 (7)
 #     S_C = S_0 + K^T D = (I - K^T W) S_0 + K^T U                                               (8)
 #
-# In (8) I - K^T W is the product of the C factors I - beta k k^T, the later factor on the left: the
-# "WY form" (Bischof and Van Loan 1987), found by [2] for the delta rule.
+# Set V = 0 in (8), and so U = 0: S_C is linear in S_0, by (1) through the product of the C factors
+# I - beta k k^T, the later factor on the left. So I - K^T W is that product. This is its "WY form"
+# (Bischof and Van Loan 1987), which [2] found for the delta rule. The solve (5) goes by the name of
+# "UT transform" there, since it makes U and W from a triangular T = (I + L)^-1 Diag(beta).
+
+
+def solve_unit_triangle(L_NCC, rhs):
+    """(I + L)^-1 rhs: each row from the rows above it.
+
+    What stands on and above the diagonal of L is not read.
+    Shapes: L [..., C, C]; rhs [..., C, X] -> [..., C, X].
+    """
+    return torch.linalg.solve_triangular(L_NCC, rhs, upper=False, unitriangular=True)
+
+
+def run_through_chunks(q_NCK, k_NCK, u_NCV, w_NCK, state_KV):
+    """Equations (6) to (8): the state goes from chunk to chunk, and every token is read.
+
+    Shapes: q, k, w [..., N, C, K]; u [..., N, C, V]; state [..., K, V] before the first chunk
+            -> out [..., N, C, V]; state after the last chunk; the state before each chunk
+            [..., N, K, V]; D [..., N, C, V].
+    """
+    starts = []
+    corrections = []
+
+    # This is the only sequential part: N steps, where the definition has T.
+    for k_CK, u_CV, w_CK in zip(k_NCK.unbind(-3), u_NCV.unbind(-3), w_NCK.unbind(-3)):
+        d_CV = u_CV - w_CK @ state_KV                                                          # (6)
+        starts.append(state_KV)
+        corrections.append(d_CV)
+        state_KV = state_KV + k_CK.mT @ d_CV                                                   # (8)
+
+    start_NKV = torch.stack(starts, -3)
+    d_NCV = torch.stack(corrections, -3)
+
+    # tril with its diagonal: the read at t sees the write at t.
+    out_NCV = q_NCK @ start_NKV + (q_NCK @ k_NCK.mT).tril_() @ d_NCV                           # (7)
+    return out_NCV, state_KV, start_NKV, d_NCV
+
+
+def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_triangle):
+    """Equations (4) to (8): all chunks at once, but for the state. Autograd can differentiate it.
+
+    Shapes: q, k [..., N, C, K]; v [..., N, C, V]; beta [..., N, C, 1]; state [..., K, V]
+            -> out [..., N, C, V] and the last state; then, for the backward by hand, the state
+            before each chunk [..., N, K, V], D [..., N, C, V] and W [..., N, C, K].
+    """
+    beta_k_NCK = beta_NC1 * k_NCK
+    L_NCC = (beta_k_NCK @ k_NCK.mT).tril_(-1)                                                  # (4)
+
+    # U and W side by side, in one solve. Stacked like this, they are in the solver's own order.
+    rhs = torch.cat([(beta_NC1 * v_NCV).mT, beta_k_NCK.mT], -2).mT
+    solved = solve(L_NCC, rhs)                                                                 # (5)
+    u_NCV, w_NCK = solved.split([v_NCV.shape[-1], k_NCK.shape[-1]], -1)
+
+    out_NCV, state_KV, start_NKV, d_NCV = run_through_chunks(q_NCK, k_NCK, u_NCV, w_NCK, state_KV)
+    return out_NCV, state_KV, start_NKV, d_NCV, w_NCK
+
+
+# --- 4. The backward, by hand ---------------------------------------------------------------------
+#
+# Let g(X) be the gradient of the loss with respect to X, G_n = g(S_n) for the state after chunk n,
+# and P = tril(Q K^T). Inside chunk n, with S_0 its first state, (7) and (8) give the gradient of D,
+# and then (6) that of S_0, which is G of the chunk before:
+#
+#     g(D)    = P^T g(O) + K G_n                                                                (9)
+#     G_{n-1} = G_n + Q^T g(O) - W^T g(D)                                                       (10)
+#
+# Only these two run from chunk to chunk, now from the last to the first. All else is local, and
+# follows from one rule, that of a solved system Y = A^-1 B:
+#
+#     g(B) = A^-T g(Y)          g(A) = -g(B) Y^T
+#
+# In (4) A is I + L, Y is D, and B is Diag(beta) (V - K S_0). So the backward of a solve is ONE
+# solve, with the TRANSPOSED triangle, for X = g(B). The gradient of L is M, only below the
+# diagonal:
+#
+#     (I + L)^T X = g(D)          M = -tril(X D^T, -1)          g(P) = tril(g(O) D^T)           (11)
+#
+# Read (4) as B = Diag(beta) V - (beta K) S_0 and L = tril((beta K) K^T, -1), with beta K for the
+# matrix Diag(beta) K:
+#
+#     g(V)      = Diag(beta) X                                                                  (12)
+#     g(beta K) = M K - X S_0^T                                                                 (13)
+#
+# K has four uses: it is the second factor of L, it is in P, it writes in (8), and it is in beta K.
+# Each use adds a term:
+#
+#     g(K)      = M^T (beta K) + g(P)^T Q + D G_n^T + Diag(beta) g(beta K)                      (14)
+#     g(Q)      = g(O) S_0^T + g(P) K                                                           (15)
+#     g(beta)   = row sums of X * V + g(beta K) * K                                             (16)
+#
+# D, W and the states before the chunks are kept from the forward. L and P are made again: each is
+# one cheap product.
+
+
+def chunked_backward(q_NCK, k_NCK, v_NCV, beta_NC1, start_NKV, d_NCV, w_NCK, g_out_NCV, G_KV):
+    """Equations (9) to (16): the gradients of chunked_forward.
+
+    Shapes: as in chunked_forward; g_out [..., N, C, V] and G [..., K, V] are the gradients of its
+            outputs and of the state AFTER the last chunk -> those of q, k, v, beta and the state
+            before the first chunk, each in the shape of what it belongs to.
+    """
+    # (9) and (10), from the last chunk to the first. What does not depend on G is made at once.
+    P_NCC = (q_NCK @ k_NCK.mT).tril_()
+    from_out_NCV = P_NCC.mT @ g_out_NCV
+    from_out_NKV = q_NCK.mT @ g_out_NCV
+
+    G = []
+    g_d = []
+    for n in reversed(range(k_NCK.shape[-3])):
+        k_CK = k_NCK.select(-3, n)
+        w_CK = w_NCK.select(-3, n)
+        g_d_CV = from_out_NCV.select(-3, n) + k_CK @ G_KV                                      # (9)
+        G.append(G_KV)
+        g_d.append(g_d_CV)
+        G_KV = G_KV + from_out_NKV.select(-3, n) - w_CK.mT @ g_d_CV                           # (10)
+
+    G_NKV = torch.stack(G[::-1], -3)
+    g_d_NCV = torch.stack(g_d[::-1], -3)
+
+    # The solve. The other triangle of what it gets, here the lower one, is not read.
+    beta_k_NCK = beta_NC1 * k_NCK
+    L_NCC = beta_k_NCK @ k_NCK.mT
+    X_NCV = torch.linalg.solve_triangular(L_NCC.mT, g_d_NCV, upper=True, unitriangular=True)  # (11)
+    M_NCC = -(X_NCV @ d_NCV.mT).tril_(-1)
+    g_P_NCC = (g_out_NCV @ d_NCV.mT).tril_()
+
+    # `+=` and `-=` write into the product just made, instead of into fresh memory.
+    g_v_NCV = beta_NC1 * X_NCV                                                                # (12)
+
+    g_beta_k_NCK = M_NCC @ k_NCK
+    g_beta_k_NCK -= X_NCV @ start_NKV.mT                                                      # (13)
+
+    g_k_NCK = M_NCC.mT @ beta_k_NCK
+    g_k_NCK += g_P_NCC.mT @ q_NCK
+    g_k_NCK += d_NCV @ G_NKV.mT
+    g_k_NCK += beta_NC1 * g_beta_k_NCK                                                        # (14)
+
+    g_q_NCK = g_out_NCV @ start_NKV.mT
+    g_q_NCK += g_P_NCC @ k_NCK                                                                # (15)
+
+    from_v_NC1 = (X_NCV * v_NCV).sum(-1, keepdim=True)
+    from_k_NC1 = (g_beta_k_NCK * k_NCK).sum(-1, keepdim=True)
+    g_beta_NC1 = from_v_NC1 + from_k_NC1                                                      # (16)
+
+    return g_q_NCK, g_k_NCK, g_v_NCV, g_beta_NC1, G_KV
+
+
+class ChunkedDeltaRule(torch.autograd.Function):
+    """chunked_forward for autograd, with chunked_backward as its backward."""
+
+    @staticmethod
+    def forward(ctx, q_NCK, k_NCK, v_NCV, beta_NC1, state_KV):
+        out_NCV, state_KV, *kept = chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV)
+        ctx.save_for_backward(q_NCK, k_NCK, v_NCV, beta_NC1, *kept)
+        return out_NCV, state_KV
+
+    @staticmethod
+    def backward(ctx, g_out_NCV, G_KV):
+        # Autograd would take the second derivative of this code, silently and in part.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError("the backward of delta_rule_chunked is written by hand and cannot "
+                               "be differentiated again: use delta_rule_recurrent")
+
+        g_out_NCV = g_out_NCV.contiguous()  # the gradient of out.sum() is one number, expanded
+        return chunked_backward(*ctx.saved_tensors, g_out_NCV, G_KV)
+
+
+# --- 5. Any length, and several writes per token --------------------------------------------------
+#
+# T is cut into chunks, and the last chunk is filled up with tokens that write nothing. How long a
+# chunk should be: a longer chunk makes fewer sequential steps, T / C, and larger matrices, C x C.
 
 
 TOKENS_AT_ONCE = 2**15  # of all sequences: the matrices of a longer piece leave a CPU's cache
@@ -180,14 +355,20 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=32):
         raise ValueError(f"chunk_size must be at least 1 token; got {chunk_size}")
     if k.element_size() < 4:
         raise ValueError(f"chunks need float32 or float64, as x.float() is; got {k.dtype}")
+
+    # A long sequence is read in pieces of whole chunks. A piece goes on from the state before it.
     T = k.shape[-2]
     C = min(chunk_size, T)
-    piece = max(1, TOKENS_AT_ONCE // max(1, k[..., 0, 0].numel() * C)) * C
+    sequences = max(1, k[..., 0, 0].numel())
+    piece = max(1, TOKENS_AT_ONCE // (sequences * C)) * C
+
+    inputs = [x.split(piece, -2) for x in (q, k, v, beta.unsqueeze(-1))]
     out = []
-    for inputs in zip(*[x.split(piece, -2) for x in (q, k, v, beta.unsqueeze(-1))]):
-        chunks = [in_chunks(x, C) for x in inputs]
+    for piece_of_each in zip(*inputs):
+        chunks = [in_chunks(x, C) for x in piece_of_each]
         out_NCV, state_KV = ChunkedDeltaRule.apply(*chunks, state_KV)
         out.append(out_NCV.flatten(-3, -2))
+
     return torch.cat(out, -2)[..., :T, :], state_KV
 
 
@@ -197,129 +378,17 @@ def in_chunks(x, C):
     A token with k = 0 and beta = 0 writes nothing: the filling leaves the state as it is.
     """
     missing = -x.shape[-2] % C
-    x = F.pad(x, (0, 0, 0, missing)) if missing else x
+    if missing:
+        x = F.pad(x, (0, 0, 0, missing))
     return x.unflatten(-2, (-1, C)).contiguous()
 
 
-def solve_unit_triangle(L_NCC, rhs):
-    """(I + L)^-1 rhs. The solver reads only what is strictly below the diagonal of L.
-
-    Exercise 3 (1 point, 1 line or a loop): each row from those above. Trap: the diagonal is 1."""
-    ### BEGIN SOLUTION
-    return torch.linalg.solve_triangular(L_NCC, rhs, upper=False, unitriangular=True)
-    ### END SOLUTION
-
-
-def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV, solve=solve_unit_triangle):
-    """Equations (4) to (8): all chunks at once, but for the state. Autograd can differentiate it.
-
-    Returns out [..., N, C, V] and the last state; then, for the backward by hand, the states at the
-    chunk starts [..., N, K, V], D [..., N, C, V] and W [..., N, C, K].
-
-    Exercise 4 (2 points, 8 lines): (6) to (8). Trap: D, O and `starts` want the state BEFORE.
-    """
-    beta_k_NCK = beta_NC1 * k_NCK
-    L_NCC = beta_k_NCK @ k_NCK.mT                                                              # (4)
-    rhs = torch.cat([(beta_NC1 * v_NCV).mT, beta_k_NCK.mT], -2).mT  # column by column: no copy
-    solved = solve(L_NCC, rhs)                                                                 # (5)
-    u_NCV, w_NCK = solved.split([v_NCV.shape[-1], k_NCK.shape[-1]], -1)
-    ### BEGIN SOLUTION
-    # The state, from chunk to chunk: the only sequential part.
-    starts, corrections = [], []
-    for k_CK, w_CK, u_CV in zip(k_NCK.unbind(-3), w_NCK.unbind(-3), u_NCV.unbind(-3)):
-        d_CV = u_CV - w_CK @ state_KV                                                          # (6)
-        starts.append(state_KV)
-        corrections.append(d_CV)
-        state_KV = state_KV + k_CK.mT @ d_CV                                                   # (8)
-
-    start_NKV, d_NCV = torch.stack(starts, -3), torch.stack(corrections, -3)
-    out_NCV = q_NCK @ start_NKV + (q_NCK @ k_NCK.mT).tril_() @ d_NCV                           # (7)
-    ### END SOLUTION
-    return out_NCV, state_KV, start_NKV, d_NCV, w_NCK
-
-
-# --- 4. The backward, by hand ---------------------------------------------------------------------
-#
-# Let g(X) be the gradient of the loss with respect to X, G_n = g(S_n) for the state after chunk n,
-# and P = tril(Q K^T). Inside chunk n, with S_0 its first state, (7) and (8) give the gradient of D,
-# and then (6) that of S_0, which is G of the chunk before:
-#
-#     g(D)    = P^T g(O) + K G_n                                                                (9)
-#     G_{n-1} = G_n + Q^T g(O) - W^T g(D)                                                       (10)
-#
-# Only these two run from chunk to chunk, now from the last to the first. All else is local. The
-# backward of (I + L) D = beta (V - K S_0) is ONE solve, with the TRANSPOSED triangle,
-#
-#     (I + L)^T X = g(D)                                                                        (11)
-#
-# where X is the gradient of the right-hand side and M = -tril(X D^T, -1) that of L. Hence, with
-# g(P) = tril(g(O) D^T), and beta K as one matrix,
-#
-#     g(V)      = beta X                                                                        (12)
-#     g(beta K) = M K - X S_0^T                                                                 (13)
-#     g(K)      = M^T (beta K) + g(P)^T Q + D G_n^T + beta g(beta K)                            (14)
-#     g(Q)      = g(O) S_0^T + g(P) K                                                           (15)
-#     g(beta)   = row sums of X * V + g(beta K) * K                                             (16)
-#
-# D, W and the states at the chunk starts are kept from the forward. L and P are made again: each is
-# one cheap product.
-
-
-class ChunkedDeltaRule(torch.autograd.Function):
-    """chunked_forward, with (9) to (16) as its backward."""
-
-    @staticmethod
-    def forward(ctx, q_NCK, k_NCK, v_NCV, beta_NC1, state_KV):
-        out_NCV, state_KV, *kept = chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV)
-        ctx.save_for_backward(q_NCK, k_NCK, v_NCV, beta_NC1, *kept)
-        return out_NCV, state_KV
-
-    @staticmethod
-    def backward(ctx, g_out_NCV, G_KV):
-        """Exercise 6 (4 points, 28 lines): (9) to (16). Trap: G_n is of the state AFTER chunk n."""
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError("the backward of delta_rule_chunked is written by hand and cannot "
-                               "be differentiated again: use delta_rule_recurrent")
-        q_NCK, k_NCK, v_NCV, beta_NC1, start_NKV, d_NCV, w_NCK = ctx.saved_tensors
-        g_out_NCV = g_out_NCV.contiguous()  # that of out.sum() is one number, expanded
-        ### BEGIN SOLUTION
-        P_NCC = (q_NCK @ k_NCK.mT).tril_()
-        from_out_NCV, from_out_NKV = P_NCC.mT @ g_out_NCV, q_NCK.mT @ g_out_NCV
-        G, g_d = [], []
-        for n in reversed(range(k_NCK.shape[-3])):
-            k_CK, w_CK = k_NCK.select(-3, n), w_NCK.select(-3, n)
-            g_d_CV = from_out_NCV.select(-3, n) + k_CK @ G_KV                                  # (9)
-            G.append(G_KV)
-            g_d.append(g_d_CV)
-            G_KV = G_KV + from_out_NKV.select(-3, n) - w_CK.mT @ g_d_CV                       # (10)
-        G_NKV, g_d_NCV = torch.stack(G[::-1], -3), torch.stack(g_d[::-1], -3)
-
-        beta_k_NCK = beta_NC1 * k_NCK
-        L_NCC = beta_k_NCK @ k_NCK.mT
-        X_NCV = torch.linalg.solve_triangular(L_NCC.mT, g_d_NCV, upper=True,
-                                              unitriangular=True)                             # (11)
-        # `+=` writes into the product just made, instead of into fresh memory
-        M_NCC, g_P_NCC = -(X_NCV @ d_NCV.mT).tril_(-1), (g_out_NCV @ d_NCV.mT).tril_()
-        g_v_NCV = beta_NC1 * X_NCV                                                            # (12)
-        g_beta_k_NCK = M_NCC @ k_NCK
-        g_beta_k_NCK -= X_NCV @ start_NKV.mT                                                  # (13)
-        g_k_NCK = M_NCC.mT @ beta_k_NCK
-        g_k_NCK += g_P_NCC.mT @ q_NCK
-        g_k_NCK += d_NCV @ G_NKV.mT
-        g_k_NCK += beta_NC1 * g_beta_k_NCK                                                    # (14)
-        g_q_NCK = g_out_NCV @ start_NKV.mT
-        g_q_NCK += g_P_NCC @ k_NCK                                                            # (15)
-        g_beta_NC1 = ((X_NCV * v_NCV).sum(-1, keepdim=True)
-                      + (g_beta_k_NCK * k_NCK).sum(-1, keepdim=True))                         # (16)
-        return g_q_NCK, g_k_NCK, g_v_NCV, g_beta_NC1, G_KV
-        ### END SOLUTION
-
-
-# --- 5. Several writes per token ------------------------------------------------------------------
-#
 # DeltaProduct [4] applies R steps of (1) per token and reads once, after the last: to the scan, R
-# tokens of which the last is read. The product of R reflections can be any orthogonal matrix of
-# rank <= R away from I (Cartan-Dieudonne): one token, one permutation.
+# tokens of which the last is read. The product of R reflections can be any orthogonal matrix Q with
+# rank(Q - I) <= R (Cartan-Dieudonne), and no other, since each factor differs from I by rank 1. One
+# token can then be one permutation. An n-cycle of n slots has rank(Q - I) = n - 1, since it keeps
+# no direction but (1, ..., 1). So S_n as permutations of slots needs R >= n - 1 if a command is
+# one token. (As rotations of a cube, S4 needs R = 2.)
 
 
 def delta_product(q, k, v, beta, state=None, chunk_size=32):
@@ -335,29 +404,46 @@ def delta_product(q, k, v, beta, state=None, chunk_size=32):
         raise ValueError("with q [..., T, K], k must be [..., T, R, K], v [..., T, R, V] and beta "
                          f"[..., T, R]; got q {tuple(q.shape)}, k {tuple(k.shape)}, v "
                          f"{tuple(v.shape)}, beta {tuple(beta.shape)}")
+
+    # Every write gets a read of its own, and all reads but the last of a token are dropped.
     R = k.shape[-2]
     q_each_write = q.repeat_interleave(R, dim=-2)
-    out, state = delta_rule_chunked(q_each_write, k.flatten(-3, -2), v.flatten(-3, -2),
-                                    beta.flatten(-2), state, chunk_size)
+    k_each_write = k.flatten(-3, -2)
+    v_each_write = v.flatten(-3, -2)
+    beta_each_write = beta.flatten(-2)
+
+    out, state = delta_rule_chunked(q_each_write, k_each_write, v_each_write, beta_each_write,
+                                    state, chunk_size)
     return out[..., R - 1::R, :], state
 
 
 # --- 6. Numerics ----------------------------------------------------------------------------------
 #
-# Why unit keys: with |k| = 1 and beta <= 2 each factor has norm <= 1, and no entry of the inverse
-# of I + L is above 2. With raw keys that inverse grows exponentially in C.
+# Why unit keys: with |k| = 1 and beta <= 2 each factor A = I - beta k k^T has norm <= 1. Below the
+# diagonal, the entry (i, j) of (I + L)^-1 is -beta_i k_i^T A_{i-1} ... A_{j+1} k_j: what is written
+# at j is carried to i, and read there. So no entry is above 2. With raw keys the inverse grows
+# exponentially in C.
+#
 # What float32 loses: a reflection with a rounded key is not exactly orthogonal, and nothing in a
 # linear recurrence pulls the state back. So the error grows with the number of steps, slowly.
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Watch the swap machine execute random commands.")
     parser.add_argument("--variables", type=int, default=3, choices=range(2, 10), metavar="2-9")
     args = parser.parse_args(argv)
-    n, names = args.variables, "abcdefghi"[:args.variables]
-    nothing, two = torch.zeros(1, 1).double(), torch.tensor([2.0]).double()
+
+    n = args.variables
+    names = "abcdefghi"[:n]
+    nothing = torch.zeros(1, 1).double()  # v: a reflection writes no new value
+    two = torch.tensor([2.0]).double()
+
+    # Variable i holds the value i + 1. A spare slot holds 0 until a left-hand name fills it.
     slots = torch.cat([torch.arange(1, n + 1), torch.zeros(n)]).double().unsqueeze(-1)
+
     for command in (torch.randperm(n), torch.randperm(n)):
         print(f"\n>>> {', '.join(names)} = {', '.join(names[i] for i in command)}")
         for key in swap_machine_keys(command.unsqueeze(0)).split(1):

@@ -4,7 +4,6 @@ import code
 import contextlib
 import io
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -21,11 +20,13 @@ sys.path.insert(0, str(ROOT))
 # A run that is over in a second. It learns nothing.
 SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --advance -1 "
          "--last-steps 3 --test-lengths 4:2 --traces 4 --device cpu").split()
-TO_DO = any('raise NotImplementedError("exercise ' in path.read_text(encoding="utf-8")
-            for path in [*ROOT.glob("*.py"), *ROOT.glob("experiments/*.py")])
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="with a CUDA device: "
                                 "CUDA_TESTS=1 python -m pytest tests -k cuda")
+
+
+# --- Processes that run beside the tests ----------------------------------------------------------
+
 EARLY = {}  # name of a test: what starts the process that it waits for -> (its folder, process)
 
 
@@ -39,21 +40,7 @@ def pytest_collection_finish(session):
                 os.setpriority(os.PRIO_PROCESS, process.pid, 10)
 
 
-def pytest_configure(config):
-    for name in [*range(1, 10), "ten"]:  # exercise_10 would contain exercise_1, and -k take both
-        config.addinivalue_line("markers", f"exercise_{name}: the tests that grade it")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
-    """In a students' copy, what needs an exercise is skipped until that is done."""
-    report = yield
-    shown = " ".join([report.longreprtext, *(text for _, text in report.sections)])
-    needed = TO_DO and report.failed and re.search(r"exercise \d+: see the docstring", shown)
-    if needed and not any(mark.name.startswith("exercise_") for mark in item.iter_markers()):
-        report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"needs {needed[0]}")
-    return report
-
+# --- Fixtures -------------------------------------------------------------------------------------
 
 @pytest.fixture(autouse=True)
 def seeded():
@@ -62,7 +49,7 @@ def seeded():
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
-    """The folder of such a run, for tests that only read it."""
+    """The folder of a SMALL run, for tests that only read it."""
     import train
     folder = tmp_path_factory.mktemp("runs") / "small"
     try:
@@ -70,6 +57,19 @@ def small_run(tmp_path_factory):
     except SystemExit as stop:  # pytest does not remember a fixture that ends like this
         raise RuntimeError("there is no small run") from stop
     return folder
+
+
+@pytest.fixture
+def registries():
+    """The tables of groups, tasks and models: what a test adds to them is forgotten afterwards."""
+    import data
+    import models
+    tables = data.FAMILIES, data.TASKS, models.MODELS
+    kept = [dict(table) for table in tables]
+    yield tables
+    for table, before in zip(tables, kept):
+        table.clear()
+        table.update(before)
 
 
 @pytest.fixture
@@ -86,16 +86,21 @@ def refused(capsys):
     return run
 
 
+# --- Python sessions, by the interpreter that runs the tests --------------------------------------
+
 def session(lines):
     """What an interactive Python shows: each line after its prompt, then what it prints."""
-    interpreter, shown, source = code.InteractiveInterpreter(), "", ""
+    interpreter = code.InteractiveInterpreter()
+    shown, source = "", ""
     for line in lines:
         shown += f"{'... ' if source else '>>> '}{line}\n"
         # An `if` goes on until an empty line, any other statement ends at once.
         source += f"{line}\n" if source or line.startswith("if") else line
         with contextlib.redirect_stdout(io.StringIO()) as out:
             unfinished = interpreter.runsource(source.removesuffix("\n") if line else source)
-        shown, source = shown + out.getvalue(), source if unfinished else ""
+        shown += out.getvalue()
+        if not unfinished:
+            source = ""
     return shown
 
 

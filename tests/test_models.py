@@ -1,55 +1,87 @@
-"""Every model is causal, and gives in pieces what it gives whole."""
+"""Every model is causal, and gives in pieces what it gives whole; a block is what it says."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import needs_cuda
-from models import MODELS, AttentionBlock, DeltaBlock, LocalBlock, LSTMBlock, build, rotate
+from data import UserError
+from models import (MLP, MODELS, AttentionBlock, DeltaBlock, LanguageModel, LinRNN, LocalBlock,
+                    LSTMBlock, build, choose_device, rotate)
+from torch import nn
 from torch.nn import functional as F
 
-KINDS = [("linrnn", {"heads": 3, "layers": 2, "conv_width": 4}),
-         ("linrnn", {"heads": 3, "householders": 3}), ("linrnn", {"heads": 3, "conv_width": 1}),
-         ("transformer", {"heads": 3}), ("lstm", {"layers": 2})]
+
+class GRUBlock(nn.Module):
+    """A mixer that is not in the spine."""
+
+    def __init__(self, d_model):
+        super().__init__()
+        self.gru = nn.GRU(d_model, d_model, batch_first=True)
+
+    def forward(self, x, state=None):
+        mixed, state = self.gru(x, state)
+        return x + mixed, state
+
+
+FRAMES = {
+    "linrnn of two layers": lambda: LinRNN(11, 12, 3, layers=2, conv_width=4),
+    "linrnn with three writes": lambda: LinRNN(11, 12, 3, householders=3),
+    "linrnn without local block": lambda: LinRNN(11, 12, 3, conv_width=1),
+    "transformer": lambda: build("transformer", 11, d_model=12, heads=3),
+    "lstm of two layers": lambda: build("lstm", 11, d_model=12, layers=2),
+    "a mixer of one's own": lambda: LanguageModel(11, 12, 2, 5, lambda: GRUBlock(12))}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
-@pytest.mark.parametrize("name, options", KINDS)
-def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(name, options, device):
-    """Changing the token at t changes the logits at t and none before. State out, state in: cuts
-    change nothing, and the convolution reaches over them, too."""
-    model, tokens = build(name, 11, d_model=12, **options).double(), torch.randint(11, (2, 75))
+@pytest.mark.parametrize("make", FRAMES)
+def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(make, device):
+    """Changing the token at t changes the logits at t and none before. State out, state in: random
+    cuts change nothing, and the convolution reaches over them, too."""
+    model = FRAMES[make]().double()
+    tokens = torch.randint(11, (2, 75))
     whole = model(tokens)
     for t in (1, 37, 74):
         other = tokens.clone()
         other[:, t] = (other[:, t] + 1) % 11
         change = (model(other) - whole).abs().amax((0, 2))
         assert change[:t].max() < 1e-12 and change[t] > 1e-6
-    state, pieces = None, []
-    for piece in tokens.tensor_split([1, 3, 40, 41], 1):
-        logits, state = model.to(device).stream(piece.to(device), state)
-        pieces.append(logits.cpu())
-    tolerance = 1e-10 if device == "cpu" else 1e-4  # rotary angles are rounded to float32
-    assert (torch.cat(pieces, 1) - whole).abs().max() < tolerance
 
-
-def shapes(state):
-    """Of all tensors in a state, however it is nested."""
-    if torch.is_tensor(state):
-        return [state.shape]
-    return [shape for part in state or [] for shape in shapes(part)]
+    model.to(device)
+    for seed in range(3):
+        cuts = np.random.default_rng(seed).permutation(np.arange(2, 75))[:5]
+        state, pieces = None, []
+        for piece in tokens.tensor_split([1, *sorted(cuts)], 1):
+            logits, state = model.stream(piece.to(device), state)
+            pieces.append(logits.cpu())
+        tolerance = 1e-10 if device == "cpu" else 1e-4  # rotary angles are rounded to float32
+        assert (torch.cat(pieces, 1) - whole).abs().max() < tolerance
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name, pieces, grows", [
-    ("linrnn", [1_000] + 10 * [9_900], False), ("lstm", [1_000] + 10 * [9_900], False),
-    ("transformer", [10, 30], True)])
-def test_the_state_of_a_recurrence_does_not_grow_and_that_of_a_transformer_does(
-        name, pieces, grows):
+@pytest.mark.parametrize("name", ["linrnn", "lstm"])
+def test_the_state_of_a_recurrence_does_not_grow(name):
     """After 1,000 and after 100,000 tokens the same tensors, and finite logits."""
-    model, state, seen = build(name, 11, d_model=8), None, []
-    for length in pieces:
+    model, state, sizes = build(name, 11, d_model=8), None, set()
+    for length in [1_000] + 10 * [9_900]:
         logits, state = model.stream(torch.randint(11, (1, length)), state)
-        seen.append(shapes(state))
-    assert len(seen[0]) > 1 and (seen[0] != seen[-1]) == grows and logits.isfinite().all()
+        mixers = [part if torch.is_tensor(part) else torch.cat(part) for part in state if part
+                  is not None]
+        sizes.add(sum(part.numel() for part in mixers))
+    assert len(sizes) == 1 and logits.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [
+    lambda: LocalBlock(6, 4), lambda: MLP(6), lambda: DeltaBlock(6, 2, 2.0, 2),
+    lambda: AttentionBlock(6, 1), lambda: LSTMBlock(6)])
+def test_a_block_adds_to_its_input_what_it_makes_of_the_normalised_input(make):
+    """Ten times the input, and the block adds the same: the norm takes the scale off. Only what is
+    added passes through the norm, not what it is added to."""
+    block = make().double()
+    x = torch.randn(2, 9, 6).double()
+    added = block(x)[0] - x
+    assert added.abs().max() > 1e-3
+    assert (block(10 * x)[0] - 10 * x - added).abs().max() < 1e-10
 
 
 def test_every_step_has_its_eigenvalues_in_one_minus_beta_max_to_one():
@@ -64,6 +96,33 @@ def test_every_step_has_its_eigenvalues_in_one_minus_beta_max_to_one():
         assert extreme.min() == 0 and extreme.max() == beta_max
 
 
+def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
+    """Plain loops over traces, tokens, heads and writes: gamma scales what is written, not how far
+    is forgotten, and each head is normalised by itself."""
+    heads, R, K = 2, 3, 4
+    x = torch.randn(2, 5, 8).double()
+    block = DeltaBlock(8, heads, 1.7, R).double().requires_grad_(False)
+    block.out_norm.weight.copy_(torch.rand(K))
+    q, k, v, strengths = block.project(block.norm(x)).split([8, 8 * R, 8 * R, 2 * R * heads], -1)
+    strengths = (strengths / 6 + 0.5).clamp(0, 1)  # the hard sigmoid
+    out = torch.zeros(2, 5, heads, K).double()
+    for b in range(2):
+        for h in range(heads):
+            S = torch.zeros(K, K).double()
+            for t in range(5):
+                for r in range(R):
+                    i = r * heads + h
+                    at = slice(i * K, i * K + K)
+                    key = k[b, t, at] / k[b, t, at].norm()
+                    beta, gamma = 1.7 * strengths[b, t, i], strengths[b, t, R * heads + i]
+                    S = S + beta * torch.outer(key, gamma * v[b, t, at] - key @ S)
+                query = q[b, t, h * K:h * K + K]
+                o = query / query.norm() @ S
+                out[b, t, h] = o / (o.square().mean() + torch.finfo(o.dtype).eps).sqrt()
+    expected = x + block.out((out * block.out_norm.weight).flatten(2))
+    assert (block(x)[0] - expected).abs().max() < 1e-6
+
+
 def test_an_lstm_begins_by_remembering():
     """Nothing but the biases of the forget gate left, it keeps sigmoid(2) of each cell: the 2 is
     where torch has its forget gate, and is not there twice."""
@@ -76,7 +135,7 @@ def test_an_lstm_begins_by_remembering():
     torch.testing.assert_close(after, torch.tensor(2.0).sigmoid() * cell)
 
 
-def test_the_blocks_are_a_convolution_and_a_causal_softmax_over_rotated_keys():
+def test_the_other_blocks_are_a_convolution_and_a_causal_softmax_over_rotated_keys():
     """x + W gelu(conv(norm(x))) with torch's own Conv1d, zeros ahead of the first token; attention
     without torch's own function."""
     local, attention = LocalBlock(6, 4).double(), AttentionBlock(6, 1).double()
@@ -89,15 +148,49 @@ def test_the_blocks_are_a_convolution_and_a_causal_softmax_over_rotated_keys():
     assert (attention(x)[0] - x - mixed).abs().max() < 1e-10
 
 
-def test_rotary_scores_depend_on_the_distance_only():
-    """q_t . k_s after rotation is a function of t - s; a rotation keeps the norm."""
+def test_rotary_positions_turn_each_pair_at_its_own_rate():
+    """The pair j is a complex number, turned by the angle t 10000^(-2j/K) at token t. So a score
+    depends on the distance of its two tokens only."""
+    x = torch.randn(3, 7, 6).double()
+    j, t = torch.arange(3), 4 + torch.arange(7).unsqueeze(-1)
+    turned = torch.complex(*x.chunk(2, -1)) * torch.exp(1j * t * 10000.0 ** (-2 * j / 6))
+    assert (rotate(x, 4) - torch.cat([turned.real, turned.imag], -1)).abs().max() < 1e-5
     q, k = torch.randn(2, 6).double().unsqueeze(1).expand(2, 9, 6)
     scores = rotate(q) @ rotate(k).mT
-    assert torch.allclose(scores[1:, 1:], scores[:-1, :-1], atol=1e-5)
-    assert scores[8].std() > 0.01 and (rotate(q).norm(dim=-1) - q.norm(dim=-1)).abs().max() < 1e-5
+    assert torch.allclose(scores[1:, 1:], scores[:-1, :-1], atol=1e-5) and scores[8].std() > 0.01
 
 
 def test_the_parameter_counts_are_within_15_percent_of_one_another():
-    counts = [sum(p.numel() for p in build(name, 22).parameters())
-              for name in ("linrnn", "transformer", "lstm")]
-    assert max(counts) < 1.15 * min(counts)
+    counts = [sum(p.numel() for p in build(name, 22).parameters()) for name in MODELS]
+    assert len(counts) >= 3 and max(counts) < 1.15 * min(counts)
+
+
+def test_to_compile_one_model_leaves_all_others_as_they_are(monkeypatch):
+    """compile() keeps torch's compiler out of the scan of this model, and of no other."""
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    one, other = build("linrnn", 11), build("linrnn", 11)
+    before = other.blocks[1].scan
+    one.compile()
+    later = build("linrnn", 11)
+    assert one.blocks[1].scan is not before
+    assert other.blocks[1].scan is before and later.blocks[1].scan is before
+
+
+@pytest.mark.parametrize("name, options, rule", [
+    ("gpt", {}, "unknown model 'gpt': expected one of linrnn"),
+    ("lstm", {"heads": 2, "beta_max": 1}, "lstm has no option beta_max, heads"),
+    ("linrnn", {"beta_max": 2.5}, r"beta_max must lie in \[0, 2\]"),
+    ("linrnn", {"beta_max": float("nan")}, "beta_max"),
+    ("linrnn", {"householders": 0}, "householders must be at least 1"),
+    ("linrnn", {"heads": 5}, "heads must divide d_model"),
+    ("transformer", {"d_model": 12}, "must be even"),
+    ("lstm", {"d_model": 4096, "layers": 40}, "at most 300,000,000")])
+def test_what_cannot_be_built_is_refused_before_it_takes_memory(name, options, rule):
+    with pytest.raises(UserError, match=rule):
+        build(name, 22, **options)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    assert choose_device("cpu") == "cpu"
+    with pytest.raises(UserError, match="tpu is not there; this machine has cpu"):
+        choose_device("tpu")

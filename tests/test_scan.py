@@ -1,8 +1,8 @@
 """The chunked scan is the delta rule. Oracles: explicit matrices, the loop, and data.py's
 permutations.
 
-Sizes are pairwise different and none a multiple of another, states are not zero, beta reaches 2: a
-swapped axis, a transposed read or an off-by-one at a chunk edge cannot hide.
+Sizes are random and pairwise different, states are not zero, beta reaches 2: a swapped axis, a
+transposed read or an off-by-one at a chunk edge cannot hide.
 """
 
 import numpy as np
@@ -14,11 +14,12 @@ from data import Group, draw_commands, run_commands
 from scan import delta_product, delta_rule_chunked, delta_rule_recurrent, swap_machine_keys
 
 
-def inputs(T, lead=(2, 3), beta=None, writes=()):
+def inputs(T, lead=(2, 3), beta=None, writes=(), K=5, V=4):
     """q, k, v, beta and a state, with gradients; |k| = 1, beta in (0, 2) or as given; float64."""
-    shapes = [(T, 5), (T, *writes, 5), (T, *writes, 4), (T, *writes), (5, 4)]
+    shapes = [(T, K), (T, *writes, K), (T, *writes, V), (T, *writes), (K, V)]
     q, k, v, strength, state = (torch.randn(*lead, *shape).double() for shape in shapes)
-    q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
+    q = q / q.norm(dim=-1, keepdim=True)
+    k = k / k.norm(dim=-1, keepdim=True)
     strength = 2 * strength.sigmoid() if beta is None else torch.full_like(strength, beta)
     return [x.requires_grad_() for x in (q, k, v, strength, state)]
 
@@ -27,8 +28,10 @@ def by_matrices(q, k, v, beta, S):
     """Equation (1) as written, with explicit matrices I - beta k k^T."""
     out = []
     for t in range(k.shape[-2]):
-        key, strength = k[..., t, :, None], beta[..., t, None, None]
-        S = (torch.eye(5) - strength * key * key.mT) @ S + strength * key * v[..., t, None, :]
+        key = k[..., t, :, None]
+        strength = beta[..., t, None, None]
+        step = torch.eye(k.shape[-1]) - strength * key * key.mT
+        S = step @ S + strength * key * v[..., t, None, :]
         out.append((S.mT @ q[..., t, :, None]).squeeze(-1))
     return torch.stack(out, -2), S
 
@@ -63,35 +66,76 @@ def test_the_loop_and_the_chunks_are_the_definition(lead):
             assert difference(rule(*arguments, *given), expected) < 1e-10
 
 
-@pytest.mark.parametrize("beta", [None, 2.0, 1.0])
-@pytest.mark.parametrize("at_once", [2**15, 84, 1])  # tokens in a piece: all, a few chunks, one
-@pytest.mark.parametrize("T, chunk, device", [
-    (1, 1, "cpu"), (1, 7, "cpu"), (7, 3, "cpu"), (13, 13, "cpu"), (13, 14, "cpu"), (23, 1, "cpu"),
-    (23, 7, "cpu"), (37, 32, "cpu"), (65, 16, "cpu"), (41, 300, "cpu"),
-    pytest.param(65, 16, "cuda", marks=needs_cuda)])
-def test_chunked_equals_the_loop_in_values_and_gradients(
-        T, chunk, device, at_once, beta, monkeypatch):
-    """Outputs, last state and the gradients of all five inputs, to 1e-10 in float64."""
+def test_a_step_moves_the_value_under_its_key_beta_of_the_way_to_v():
+    """S^T k becomes (1 - beta) S^T k + beta v, and what is under an orthogonal key stays."""
+    for strength in (0.0, 0.5, 1.0, 2.0):
+        q, k, v, beta, state = inputs(T=1, lead=(), beta=strength)
+        other = torch.linalg.qr(k.mT, mode="complete")[0][:, 1:]
+        _, after = delta_rule_recurrent(q, k, v, beta, state)
+        assert difference([k @ after], [(1 - strength) * k @ state + strength * v]) < 1e-10
+        assert difference([other.mT @ after], [other.mT @ state]) < 1e-10
+
+
+@pytest.mark.parametrize("seed, device", [*((seed, "cpu") for seed in range(24)), pytest.param(
+    0, "cuda", marks=needs_cuda)])
+def test_chunked_equals_the_loop_in_values_and_gradients(seed, device, monkeypatch):
+    """Outputs, last state and the gradients of all five inputs, to 1e-10 in float64, for random
+    lengths, widths and chunks, a ragged end, pieces of one chunk or more, beta at 1 and 2, too."""
+    rng = np.random.default_rng(seed)
+    T, chunk = int(rng.integers(1, 70)), int(rng.integers(1, 40))
+    K, V = (int(x) for x in rng.permutation(np.arange(2, 8))[:2])
+    beta = [None, None, 1.0, 2.0][seed % 4]
+    monkeypatch.setattr(scan, "TOKENS_AT_ONCE", [2**15, 84, 1][seed % 3])
+
     def chunked(*arguments):
         results = delta_rule_chunked(*[x.to(device) for x in arguments], chunk_size=chunk)
         return [x.cpu() for x in results]
 
-    monkeypatch.setattr(scan, "TOKENS_AT_ONCE", at_once)
-    assert error(chunked, inputs(T, beta=beta)) < 1e-10
+    assert error(chunked, inputs(T, beta=beta, K=K, V=V)) < 1e-10, (T, chunk, K, V)
+
+
+def test_what_is_on_and_above_the_diagonal_of_a_triangle_is_not_read():
+    L, rhs = torch.randn(2, 6, 6).double(), torch.randn(2, 6, 3).double()
+    expected = torch.linalg.inv(torch.eye(6) + L.tril(-1)) @ rhs
+    assert difference([scan.solve_unit_triangle(L, rhs)], [expected]) < 1e-10
+
+
+def test_a_chunk_multiplies_the_state_by_the_product_of_its_steps():
+    """I - K^T W is A_C ... A_1, the later factor on the left; and for unit keys with beta up to 2
+    no entry of the inverse of I + L is above 2."""
+    q, k, v, beta, state = (x.detach() for x in inputs(T=12, lead=(3,)))
+    chunk = [x.unsqueeze(-3) for x in (q, k, v, beta.unsqueeze(-1))]
+    seen = []
+
+    def solve(L, rhs):
+        seen.append(torch.linalg.inv(torch.eye(12) + L))  # L is zero on its diagonal and above
+        return seen[0] @ rhs
+
+    *_, w = scan.chunked_forward(*chunk, state, solve)
+    product = torch.eye(5).double()
+    for t in range(12):
+        key = k[:, t, :, None]
+        product = (torch.eye(5) - beta[:, t, None, None] * key * key.mT) @ product
+    assert difference([torch.eye(5) - k.mT @ w.squeeze(-3)], [product]) < 1e-10
+    assert seen[0].abs().max() <= 2
 
 
 @pytest.mark.parametrize("name, length, dtype", [
-    ("S5", 3000, torch.float64), ("A5", 500, torch.float64), ("D6", 500, torch.float64),
-    ("S5", 3000, torch.float32)])
+    ("S5", 2000, torch.float64), ("A4xZ3", 300, torch.float64), ("S5", 2000, torch.float32)])
 def test_the_swap_machine_tracks_the_group_without_training(name, length, dtype):
     """2n reflections per command, set by hand, give data.py's own states after every command. With
     beta = 1 the same keys erase what they should have moved."""
     group = Group(name)
-    commands = draw_commands(group, "full", (length,), np.random.default_rng(0))
     n = group.degree
+    commands = draw_commands(group, "full", (length,), np.random.default_rng(0))
     keys = swap_machine_keys(torch.from_numpy(commands)).to(dtype)
     values, beta = keys.new_zeros(len(keys), n), torch.full(keys.shape[:-1], 2.0, dtype=dtype)
     start = torch.eye(2 * n, n, dtype=dtype)  # slot i holds value i, the spares are empty
+
+    # The left-hand names have put all values into the spares, with their sign.
+    _, halfway = delta_rule_chunked(keys[:n], keys[:n], values[:n], beta[:n], start)
+    assert (halfway.roll(n, 0) - start).abs().max() < 1e-5
+
     queries = torch.eye(2 * n, dtype=dtype)[:n, None]  # `print(x)` is the read q = e_x
     out, _ = delta_rule_chunked(queries.expand(n, *keys.shape), *[
         x.expand(n, *x.shape) for x in (keys, values, beta, start)], chunk_size=40)
@@ -102,7 +146,7 @@ def test_the_swap_machine_tracks_the_group_without_training(name, length, dtype)
     assert delta_rule_chunked(keys, keys, values, beta / 2, start)[1].abs().max() < 0.6
 
 
-@pytest.mark.parametrize("R", [1, 3])
+@pytest.mark.parametrize("R", [1, 2, 3])
 def test_delta_product_is_r_steps_and_one_read(R):
     """R writes in the order r = 1 ... R, then the read of the token: explicit matrices again. With
     one write it is the delta rule, bit for bit."""
@@ -114,3 +158,57 @@ def test_delta_product_is_r_steps_and_one_read(R):
     if R == 1:
         rule = delta_rule_chunked(q, k.squeeze(-2), v.squeeze(-2), beta.squeeze(-1), state, 4)
         assert all(map(torch.equal, ours, rule))
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inside torch
+def test_torch_compile_follows_the_chunks_without_a_break():
+    """The graphs, gradients included, are run as they are: to compile them would test torch."""
+    compiled = torch.compile(lambda *x: delta_rule_chunked(*x, chunk_size=7), fullgraph=True,
+                             backend="eager")
+    assert error(compiled, inputs(T=10, lead=(2,))) < 1e-10
+
+
+def test_what_does_not_fit_is_refused_by_letter():
+    """The message names the tensor, what it must be, and what came: also for mixed types."""
+    q, k, v, beta, state = inputs(T=37)
+    for wrong, words in [
+            ((q, k, v, beta[..., :36], state), r"beta must be \[..., T=37\].*\(2, 3, 36\)"),
+            ((q[..., :4], k, v, beta, state), r"q must be \[..., T=37, K=5\]"),
+            ((q, k, v[:, :, 1:], beta, state), "v must be"),
+            ((q, k, v, beta, state.mT), "state must be"),
+            ((q, k, v.float(), beta, state), "k torch.float64, v torch.float32"),
+            ([x.long() for x in (q, k, v, beta)], "floating-point type"),
+            ([x[:, :, :0] for x in (q, k, v, beta)], "T >= 1")]:
+        for function in (delta_rule_recurrent, delta_rule_chunked):
+            with pytest.raises(ValueError, match=words):
+                function(*wrong)
+    with pytest.raises(ValueError, match="chunks need float32"):
+        delta_rule_chunked(*[x.half() for x in (q, k, v, beta)])
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        delta_rule_chunked(q, k, v, beta, state, chunk_size=0)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again.*delta_rule_recurrent"):
+        torch.autograd.grad(delta_rule_chunked(q, k, v, beta)[0].sum(), q, create_graph=True)
+
+    q, k, v, beta, state = inputs(T=11, writes=(3,))
+    for wrong in ((k, k, v, beta), (q, q, v, beta), (q, k, v, beta.transpose(2, 3))):
+        with pytest.raises(ValueError, match=r"k must be \[..., T, R, K\]"):
+            delta_product(*wrong)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_machine_shown_to_a_reader_exchanges_what_it_says(n, capsys):
+    """Each line names two slots and shows all values after their exchange; a command ends at
+    Python's own values."""
+    scan.main(["--variables", str(n)])
+    _, *commands = capsys.readouterr().out.split(">>> ")
+    variables = {name: i + 1 for i, name in enumerate("abcd"[:n])}
+    for command in commands:
+        line, *exchanges = command.strip().splitlines()
+        slots = {**variables, **{f"{name}'": 0 for name in variables}}
+        for shown in exchanges:
+            _, x, _, spare, _, *values = shown.replace(":", "").replace("spares", "").split()
+            slots[x], slots[spare] = slots[spare], slots[x]
+            assert values == [str(value) for value in slots.values()]
+        exec(line, {}, variables)
+        assert [slots[name] for name in variables] == [*variables.values()]
+    assert len(commands) == 2 and len(exchanges) == 2 * n
