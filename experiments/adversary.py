@@ -1,283 +1,338 @@
-"""Must a belief be renormalised?  Linear and non-linear models against the paper's adversary.
+"""Do trained linear and non-linear models keep a belief?  The paper's adversary, and training.
 
 The adversary repeats one cycle: an exchange behind a coin of 1/2, which never happens, and a
-`print` of one of the two variables. The belief after each cycle is the same. A linear recurrence
-that keeps the belief without normalising it loses half of its size in each cycle.
+`print` of one of the two variables. The belief ahead of each reveal is the same. The paper expects
+that a linear recurrence, which cannot divide, loses the belief. Honest repetitions of the cycle,
+where the coin falls as it falls, show k equal reveals with probability 2^-k only. So a model that
+is trained on them hardly ever sees the run of equal reveals that the test consists of.
 
-Training shows honest repetitions of the cycle, in which the coin falls as it falls. A quarter of
-the batches of the last stage are such repetitions, of four cycles. The test has 64 cycles.
+Finding (S3, P = 0.25; KL from the filter in nats). After honest repetitions of 1, 4, 16 or 32
+cycles no linear RNN of 18 keeps the belief: at cycle 64 it is off by 0.583-2.276. After forced
+repetitions of up to 32 cycles three of three keep it (0.009-0.014), and are off with honest coins.
+After half of each, three of three keep it through cycle 32 (0.004-0.017), two of them through 64
+(0.005-0.055), and all lose some of it by 256 (0.111-0.290). So what training shows decides here,
+and linearity does not forbid it: hold_pair is a head of the delta rule, built by hand, that keeps
+the belief about a pair. An LSTM keeps it after half of each, too (0.007-0.046 at cycle 64); it is
+further from the filter on random reveals.
 
-    python -m experiments.adversary run linrnn --uncertain 0.25 --seed 0
+A linear map reads the number of the cycle off the state of a trained linear RNN, and off untrained
+ones as well (--control). So that is no evidence of counting, and what the trained state holds is
+open. A non-linear step between pieces of the scan (S scaled to a fixed or a learned size, or passed
+through a tanh), tried with four honest cycles in training, did not close the gap.
 
-Finding (experiments/results/adversary.jsonl; swaps; KL from the exact filter in nats, the least and
-the greatest of the seeds, and at cycle 64 each of them). If nothing else is said, the group is S3,
-P = 0.25, training shows four cycles and one variable after each exchange, and the last stage has
-2,000 steps. `bare` is without the local block. All arms have the same rates.
-                                  random (16,4) (128,4)       cycle 4  cycle 64, by rank
-    linrnn                        .019 - .028   .030 - .043   .007   .58 1.20 1.26 1.48 1.74
-    linrnn-beta1                  .062 - .087   .10 - .13     .012   .64 .99 1.11 1.14 1.14
-    transformer                   .30 - .55     .63 - .80     .004   .23 .38 .43 .44 .58
-    lstm                          .22 - .32     .26 - .39     .007   .060 .26 .34 .36 .97
-    lstm-bare                     .13 - .30     .16 - .36     .005   .004 .005 .007 .11 .55
-    lstm, 8,000 last steps        .037 - .24    .054 - .30    .001   .001 .048 .74
-    lstm-bare, 8,000 last steps   .030 - .25    .044 - .30    .002   .002 .002 .031 .35 .37
-    linrnn, P = 0.1               .009 - .014   .015 - .022   .014   .72 .80 1.47 2.39 2.45
-    linrnn-beta1, P = 0.1         .062 - .067   .11 - .13     .011   .85 1.01 1.10 1.20 1.70
-    transformer, P = 0.1          .42 - .82     .87 - .94     .007   .36 .42 .42 .50 .86
-    lstm, P = 0.1                 .18 - .39     .21 - .57     .005   .004 .004 .005 .039 .40
-    lstm-bare, P = 0.1            .16 - .36     .17 - .51     .005   .003 .004 .004 .005 .005
-    linrnn, P = 0.5               .027 - .032   .033 - .040   .007   .58 1.00 1.15 1.19 2.05
-    linrnn-beta1, P = 0.5         .053 - .067   .065 - .084   .005   .35 .50 .83 1.22 1.23
-    transformer, P = 0.5          .21 - .34     .33 - .36     .006   .39 .44 .45 .47 .50
-    lstm, P = 0.5                 .17 - .32     .17 - .33     .004   .003 .004 .34 .44 .65
-    lstm-bare, P = 0.5            .11 - .35     .12 - .33     .004   .002 .003 .003 .004 .009
-    linrnn, 1 cycle               .020 - .029   .031 - .044   .59    .95 1.32 1.36 1.38 2.28
-    lstm-bare, 1 cycle            .11 - .30     .15 - .35     .38    .16 .40 .40 .41 .41
-    linrnn, 16 cycles             .018 - .026   .033 - .041   .003   .67 .85 .86 .93 1.37
-    lstm-bare, 16 cycles          .14 - .36     .17 - .42     .003   .002 .002 .002 .003 .003
-    linrnn, all shown             .018 - .028   .028 - .039   .002   .003 .003 .006
-    lstm-bare, all shown          .12 - .19     .13 - .21     .002   .002 .002 .002
-    linrnn, S4                    .039 - .043   .074 - .080   .009   1.70 1.77 2.44
-    lstm-bare, S4                 .39 - .45     .48 - .52     .017   .19 .36 .65
-    linrnn, S5                    .041 - .045   .11 - .13     .012   1.29 1.31 1.52
-    lstm-bare, S5                 1.45 - 1.99   1.53 - 1.87   .43    .57 .61 .77
-    scaled, to size 1             .029 - .051   .042 - .13    .011   .76 .88 1.58
-    scaled-64, after 64 tokens    .023 - .030   .035 - .048   .010   .67 .96 1.36
-    learned, a learned size       .020 - .022   .032 - inf    .021   .65 1.07 inf
-    saturating, a tanh            .019 - .020   .027 - .032   .011   .50 .62 .92
-So linear recurrences follow random reveals more closely, and lose a belief under the adversary that
-an LSTM can learn to keep, though not on every seed. A full reveal after each exchange lets the
-linear one keep it. More cycles in training do not, nor do non-linear steps between pieces of the
-scan (inf: the state overflows). On S4 the LSTM has not learned random reveals, and loses the belief
-as well. On S5 it does not get to the last stage: after 8,000 steps it is still at (8,1). The linear
-RNN is through (8,2) after 505 to 789. cycle.py says why the linear one fails.
+    python -m experiments.adversary             # the table, from results/adversary.jsonl
+    python -m experiments.adversary --run 1     # makes the next missing cell (5 to 15 minutes)
+    python -m experiments.adversary --control   # a probe that finds a "counter" in untrained models
 
-Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle), and the hybrid of linear
-recurrence and periodic non-linear normalisation that the paper names as future work.
+Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle).
 
-Next: cycle.py.
+Next: unseen.py.
 """
 
-import json
-import shlex
-from pathlib import Path
+import argparse
+import itertools
 
 import numpy as np
 import torch
-from torch import nn
 
-import train
-from data import TASKS, number, user_errors
-from eval import append_record, check_record, evaluate_and_print
-from experiments.arms import folder_of, learn, summary
+from data import TASKS, Group, UserError, generator, number, one_line_errors, parse, run
+from eval import evaluate_and_print
+from experiments import record, records, train_arm
 from experiments.beliefs import CoinTask
-from experiments.pairs import run_part
-from models import MODELS, DeltaBlock, LinRNN
+from models import LSTM, LinRNN, build
+from scan import delta_rule_recurrent, exchange_key
+from train import Recipe, fall_in_last_stage
 
-RESULTS = Path(__file__).parent / "results"
-CYCLES = 64  # of a test
-CONDITIONS = ["group", "uncertain", "repeat", "cycles", "shown", "last_steps", "optimizer", "lr",
-              "matrix_lr"]  # what a record tells of the options
-ARMS = {
-    "linrnn": "--model linrnn", "linrnn-beta1": "--model linrnn --beta-max 1",
-    "lstm": "--model lstm", "lstm-bare": "--model lstm --conv-width 1",
-    "transformer": "--model transformer",
-    "scaled": "--model scaled", "scaled-64": "--model scaled --interval 64",
-    "learned": "--model scaled --rule learned",
-    "saturating": "--model scaled --rule saturating"}
-RULES = ["unit", "learned", "saturating"]
-TESTS = {"random": [(16, 4), (64, 4), (128, 4)], "adversarial": [(1 + CYCLES, 1)],
-         "honest": [(1 + CYCLES, 1)]}
+IGNORED = -100  # the target of a token that counts in no loss: cross_entropy's own
 
 
-# --- The task -------------------------------------------------------------------------------------
+# --- 1. The task ----------------------------------------------------------------------------------
 
 class RepetitionTask(CoinTask):
     """CoinTask, in which a share `repeat` of the batches of stages with S > 1 are repetitions.
 
-    A repetition is one certain command and a reveal, then `cycles` times the same exchange behind a
-    coin of 1/2 and the same reveal: of one of the two variables, or of all (`shown`).
+    A repetition is one certain command and a reveal, and then again and again the same exchange
+    behind a coin of 1/2 and the same reveal, of one of the two variables.
+        honest   `cycles` times, and each coin falls as it falls
+        forced   1 to `cycles` times, uniformly, and no coin lets the exchange happen. Then once
+                 more with an honest coin. Only this last reveal counts in the loss.
+        half     half of the repetitions are honest, half are forced
 
-    Schedules to test with, besides those of CoinTask: `honest`, where the coins of `adversarial`
-    fall as they fall.  Raises: ValueError for values outside their range.
+    Schedules to test with, besides those of CoinTask:
+        honest   the coins of `adversarial` fall as they fall
+        against  `random`, but each coin falls on its less likely side
     """
 
-    def __init__(self, group, commands="full", uncertain=0.25, repeat=0.25, cycles=4, shown="one"):
+    def __init__(self, group, commands="full", uncertain=0.25, repeat=0.25, cycles=4,
+                 repetitions="honest"):
+        if repetitions not in ("honest", "forced", "half"):
+            raise UserError(f"repetitions must be honest, forced or half; got {repetitions}")
         super().__init__(group, commands, uncertain)
-        if not 0 <= repeat <= 1 or cycles < 1:
-            raise ValueError("repeat is a share between 0 and 1, and cycles at least 1; "
-                             f"got {repeat}, {cycles}")
-        group.transpositions  # refuses a group without an exchange
-        self.repeat, self.cycles, self.shown = repeat, cycles, shown
+        self.repeat = repeat
+        self.cycles = cycles
+        self.repetitions = repetitions
 
-    def draw(self, batch, length, spacing, rng, schedule="random", share=None):
-        honest = schedule == "honest"
-        program = super().draw(batch, length, spacing, rng, "adversarial" if honest else schedule,
-                               share)
-        if honest:
-            fell = rng.random(program.executed.shape) < 0.5
-            program = program._replace(executed=program.executed | fell)
-        if self.shown == "all" and schedule in ("honest", "adversarial"):
-            program = self.show_all(program)
+    def draw(self, batch, length, spacing, rng, schedule="random"):
+        # Two of the schedules are others, whose coins fall in another way.
+        known = {"against": "random", "honest": "adversarial"}.get(schedule, schedule)
+        program = super().draw(batch, length, spacing, rng, known)
+        p = program.probability
+        executed = program.executed
+
+        if schedule == "against":
+            executed = np.where((p == 1) | (p == 0.5), executed, p < 0.5)
+        if schedule == "honest":
+            executed = executed | (rng.random(executed.shape) < 0.5)
+        return program._replace(executed=executed)
+
+    def draw_forced(self, batch, count, rng):
+        """A repetition: `count` cycles whose coins never fall, and one more with an honest coin."""
+        program = self.draw(batch, 2 + count, 1, rng, "adversarial")
+        program.executed[:, -1] = rng.random(batch) < 0.5
         return program
 
-    def show_all(self, program):
-        """After each command a reveal of every variable, as n reveals with no command between."""
-        n = self.group.degree
-        first = np.arange(n * program.asked.shape[1]) % n == 0
-        commands, probability, executed = (x.repeat(n, 1) for x in (
-            program.commands, program.probability, program.executed))
-        commands[:, ~first] = np.arange(n)  # the identity, which no line shows
-        return program._replace(commands=commands, executed=executed,
-                                probability=probability * first,
-                                asked=np.tile(np.arange(n), program.asked.shape))
-
     def training_batch(self, batch, length, spacing, rng):
-        """Also keeps the loss of the filter on this batch, in nats a reveal: bayes_loss."""
-        if spacing > 1 and rng.random() < self.repeat:
-            program = self.draw(batch, 1 + self.cycles, 1, rng, "honest")
-        else:
-            program = self.draw(batch, length, spacing, rng)
-        result = self.batch_of(program)
-        answers = result.targets[result.reveals].reshape(*program.asked.shape, 1)
-        self.bayes_loss = -np.log(np.take_along_axis(result.best, answers, -1)).mean()
-        return result
+        if spacing == 1 or rng.random() >= self.repeat:
+            return super().training_batch(batch, length, spacing, rng)
+
+        forced = self.repetitions == "forced"
+        if self.repetitions == "half":
+            forced = rng.random() < 0.5
+        if not forced:
+            return self.batch_of(self.draw(batch, 1 + self.cycles, 1, rng, "honest"))
+
+        # The forced reveals would teach that coins never fall. Ahead of the last one the filter's
+        # prediction is true.
+        count = rng.integers(1, self.cycles + 1)
+        return only_last_reveal(self.batch_of(self.draw_forced(batch, count, rng)))
+
+
+def only_last_reveal(traces):
+    """A Batch in which only the last reveal of each trace counts, in the loss and elsewhere."""
+    last = traces.reveals.shape[1] - 1 - traces.reveals[:, ::-1].argmax(1)
+    counts = np.zeros_like(traces.reveals)
+    counts[np.arange(len(last)), last] = True
+    targets = np.where(traces.reveals & ~counts, IGNORED, traces.targets)
+    return traces._replace(targets=targets, reveals=counts, best=traces.best[:, -1:])
 
 
 TASKS["repetitions"] = RepetitionTask
 
 
-# --- A remedy: a non-linear step between pieces of the scan ---------------------------------------
+# --- 2. A linear recurrence can keep a belief -----------------------------------------------------
 
-class ScaledBlock(DeltaBlock):
-    """The delta rule. After every `interval` tokens a non-linear step changes each head's S.
+def hold_pair(shown, start, x=0, y=1):
+    """A head of the delta rule, built by hand, that keeps the belief about one pair for ever.
 
-        unit, learned    S <- S exp(a) / |S|^b        |S| is the Frobenius norm
-        saturating       S <- exp(a) tanh(S / exp(a))
-    `unit` has a = 0 and b = 1, so |S| becomes 1. The other two learn a, and b, for each head.
+    Rows of S are variables, columns are values. Coin and reveal have one key, with beta = 1:
 
-    State: S and the number of tokens since the last such step.
+        coin that may exchange x and y    k = (e_x - e_y) / sqrt 2, v = 0
+                                          both rows become their mean: this is the belief
+        x shows the value j               the same k, v = e_j / sqrt 2
+                                          row x gains e_j / 2, and row y loses it
+
+    The key never touches the sum of the two rows, which is all that the belief needs. What a reveal
+    writes, the next coin erases. So nothing is halved, and nothing adds up.
+
+    Shapes: shown integer [cycles], the values that x shows; start integer [n], the first values
+            -> what is read of x ahead of each reveal, and after it: [cycles, n] each, float64.
     """
+    cycles, n = len(shown), len(start)
+    k = exchange_key(torch.tensor(x), torch.tensor(y), n).expand(2 * cycles, n)
+    v = torch.zeros(cycles, 2, n, dtype=k.dtype)  # the coin, then the reveal
+    v[torch.arange(cycles), 1, shown] = 0.5**0.5
+    q = torch.eye(n, dtype=k.dtype)[x].expand(2 * cycles, n)
+    beta = torch.ones(2 * cycles, dtype=k.dtype)
+    S_0 = torch.eye(n, dtype=k.dtype)[start]
 
-    def __init__(self, d_model, heads, beta_max, householders, interval, rule):
-        super().__init__(d_model, heads, beta_max, householders)
-        self.interval, self.rule = interval, rule
-        start = torch.stack([torch.zeros(heads), torch.full((heads,), 1.0 * (rule == "unit"))])
-        self.a_b = nn.Parameter(start, requires_grad=rule != "unit")
-
-    def forward(self, x, state=None):
-        state, past = state or (None, 0)
-        cuts = range(self.interval - past, x.shape[1], self.interval)
-        mixed = []
-        for piece in x.tensor_split(tuple(cuts), 1):
-            y, state = super().forward(piece, state)
-            past += piece.shape[1]
-            if past == self.interval:
-                state, past = self.rescale(state), 0
-            mixed.append(y)
-        return torch.cat(mixed, 1), (state, past)
-
-    def rescale(self, state):
-        a, b = self.a_b
-        if self.rule == "saturating":
-            size = a.exp()[:, None, None]
-            return size * (state / size).tanh()
-        size = state.flatten(-2).norm(dim=-1).clamp_min(1e-30)
-        return state * (a - b * size.log()).exp()[..., None, None]
+    read, _ = delta_rule_recurrent(q, k, v.flatten(0, 1), beta, S_0)
+    return read[0::2], read[1::2]
 
 
-class ScaledRNN(LinRNN):
-    """LinRNN with ScaledBlocks.  Raises: ValueError for an interval < 1 or an unknown rule."""
+# --- 3. What a probe of the state does not show ---------------------------------------------------
 
-    def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
-                 conv_width=8, interval=16, rule="unit"):
-        if interval < 1 or rule not in RULES:
-            raise ValueError(f"interval must be at least 1 and the rule one of {', '.join(RULES)}; "
-                             f"got {interval}, {rule}")
-        self.Block = lambda *sizes: ScaledBlock(*sizes, interval, rule)
-        super().__init__(vocab_size, d_model, heads, layers, beta_max, householders, conv_width)
+@torch.no_grad()
+def count_read_off(model, task, cycles=64):
+    """How well a linear map reads the number of the cycle off the state: R^2 on other traces.
 
+    1 is exact, 0 is no better than the mean. A linear recurrence that reads the same line again
+    adds the same write again. So it reaches 1 with random weights, too: such a probe, and a state
+    that grows, say nothing about what a trained model does with the count.
+    """
+    program = task.draw(128, 1 + cycles, 1, generator(0, "valid"), "adversarial")
+    batch = task.batch_of(program)
 
-MODELS["scaled"] = ScaledRNN
+    # What the last mixer holds ahead of each revealed value.
+    state = None
+    begin = 0
+    features = []
+    for place in batch.reveals[0].nonzero()[0]:
+        _, state = model.stream(torch.from_numpy(batch.inputs[:, begin:place + 1]), state)
+        begin = place + 1
+        held = state[-2]  # of the blocks [.., mixer, MLP]; an LSTM holds two tensors
+        parts = held if isinstance(held, tuple) else (held,)
+        features.append(torch.cat([part.reshape(128, -1) for part in parts], 1))
+    x = torch.stack(features, 1).double()
 
+    # Least squares with a small ridge on half of the traces. The constant is left to the means.
+    count = torch.arange(1.0 + cycles).double().repeat(64) - cycles / 2
+    x = x - x[:64].mean((0, 1))
+    known, other = x[:64].flatten(0, 1), x[64:].flatten(0, 1)
+    gram = known.T @ known
+    ridge = 1e-6 * gram.diagonal().mean() * torch.eye(len(gram))
+    weights = torch.linalg.solve(gram + ridge, known.T @ count)
 
-# --- Training to convergence ----------------------------------------------------------------------
-
-class FallingRun(train.Run):
-    """A run whose rates fall linearly to 0 over the last stage. Its result is the last weights."""
-
-    def __init__(self, config, folder, device):
-        super().__init__(config, folder, device)
-        self.peaks = self.rates
-
-    @property
-    def result(self):
-        return self.model
-
-    def make_step(self):
-        progress, config, left = self.progress, self.config, 1.0
-        if progress["stage"] == len(config["curriculum"]) - 1:
-            steps = (config["stage_steps"] or [config["last_steps"]])[-1]
-            left = 1 - progress["stage_step"] / steps
-        self.rates = [peak * left for peak in self.peaks]
-        row = super().make_step()
-        return row | {"excess": row["reveal_loss"] - self.task.bayes_loss}
-
-
-def make_parser():
-    parser = train.make_parser()
-    add = parser.add_argument
-    share = number(0, 1, float)
-    add("--uncertain", type=share, default=0.25, help="share of the commands behind a coin")
-    add("--repeat", type=share, default=0.25, help="share of the batches that are repetitions")
-    add("--cycles", type=number(1, 1000), default=4, help="of a repetition in training")
-    add("--shown", default="one", choices=["one", "all"], help="variables after each exchange")
-    add("--interval", type=number(1), help="scaled: tokens between two non-linear steps")
-    add("--rule", choices=RULES, help="scaled: what the step does to S")
-    # These rates had the least KL among four for each arm that was tried, on seed 100, with 1,000
-    # last steps: results/adversary_rates.jsonl.
-    parser.set_defaults(format="repetitions", chapter="experiments.adversary", group="S3",
-                        commands="swap", curriculum="2:1,8:1,8:2,16:4", max_steps=8000,
-                        last_steps=2000, optimizer="muon", lr=2e-3, matrix_lr=0.01)
-    return parser
+    missed = (other @ weights - count).square().sum() / count.square().sum()
+    return 1 - float(missed)
 
 
-def curve_of(folder, rows_a_point=20):
-    """[[step, length of the stage, mean excess], ...], a point for every 200 steps."""
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    pieces = [rows[i:i + rows_a_point]
-              for i in range(0, len(rows) - rows_a_point + 1, rows_a_point)]
-    return [[piece[-1]["step"], piece[-1]["length"],
-             round(float(np.mean([row["excess"] for row in piece])), 4)] for piece in pieces]
+def print_control():
+    """R^2 of a linear read-out of the cycle's number, off models that were never trained."""
+    task = RepetitionTask(Group("S3"), "swap")
+    print("R^2 of the number of the cycle, read linearly off the state of untrained models")
+    for model_class in (LinRNN, LSTM):
+        found = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model = model_class(len(task.vocab), **task.model_options)
+            found.append(f"{count_read_off(model, task):.3f}")
+        print(f"{model_class.__name__:<8} seeds 0 to 2: {'  '.join(found)}")
 
 
-def run(argv):
-    """One arm to the end of its curriculum, and its evaluation under each schedule."""
-    parser = make_parser()
-    parser.prog = "python -m experiments.adversary run"
-    parser.add_argument("arm", choices=ARMS)
-    with user_errors(parser, argv) as args:
-        options = list(argv)
-        options.remove(args.arm)
-        options = [*ARMS[args.arm].split(), *options]
-        train.config_of(make_parser().parse_args(options))  # refuses bad values
-        record = args.record or RESULTS / "adversary.jsonl"
-        check_record(record)
-    folder = folder_of(options)
-    made, _ = learn(options, folder, float("inf"), make_parser(), FallingRun)
-    model, task, results = made.result.eval(), made.task, {}
-    for schedule, lengths in TESTS.items():
+# --- 4. The study ---------------------------------------------------------------------------------
+
+ARMS = {  # model, its options; conv_width 1 leaves out the local block
+    "linrnn": ("linrnn", {"beta_max": 2.0}),
+    "lstm": ("lstm", {}),
+    "lstm-bare": ("lstm", {"conv_width": 1}),
+    "linrnn-beta1": ("linrnn", {"beta_max": 1.0}),
+    "transformer": ("transformer", {})}
+CURRICULUM = [(2, 1), (8, 1), (8, 2), (16, 4)]
+# Of four pairs of rates for each arm, on seed 100, these had the least KL.
+RECIPE = {"max_steps": 8000, "lr": 2e-3, "matrix_lr": 0.01, "average": False}
+USUAL = {"group": "S3", "uncertain": 0.25, "repeat": 0.25, "last_steps": 2000}
+
+TESTS = [  # schedule, (L, S) each, traces
+    ("random", [(16, 4), (64, 4), (128, 4)], 256),
+    ("adversarial", [(257, 1)], 64),  # all its reveals have the same belief: few traces do
+    ("honest", [(65, 1)], 256),
+    ("against", [(64, 4)], 256)]
+
+
+def cells():
+    """What --run makes, the most important cells first."""
+    recurrent = ["linrnn", "lstm", "lstm-bare"]
+    plan = [  # arms, repetitions, longest run, seeds
+        (ARMS, ["half", "honest", "forced"], [32], [10, 11, 12]),
+        (recurrent, ["half", "honest"], [32], [13, 14]),
+        (recurrent, ["half"], [4, 16, 64], [10, 11, 12]),
+        (["linrnn", "lstm-bare"], ["honest"], [64], [10, 11, 12])]
+    names = ["arm", "repetitions", "cycles", "seed"]
+    found = []
+    for row in plan:
+        for values in itertools.product(*row):
+            found.append(USUAL | dict(zip(names, values)))
+    return found
+
+
+def make_cell(cell):
+    """Train and test the arm of one cell, and record it, unless it is recorded."""
+    model_name, options = ARMS[cell["arm"]]
+    task = RepetitionTask(Group(cell["group"]), "swap", cell["uncertain"], cell["repeat"],
+                          cell["cycles"], cell["repetitions"])
+    options = task.model_options | options
+
+    recipe = Recipe(curriculum=CURRICULUM, last_steps=cell["last_steps"], seed=cell["seed"],
+                    **RECIPE)
+    description = {"format": "repetitions", "commands": "swap", "model": model_name,
+                   "options": options, **cell}
+    # The rates fall to 0: a mean over the last stage would be older than its end.
+    made = train_arm("adversary", cell, lambda: build(model_name, len(task.vocab), **options),
+                     task, recipe, rate_of=fall_in_last_stage, description=description)
+    if made is None:
+        return
+
+    # A schedule is an attribute of the task, and none of it is used in training.
+    model, summary = made
+    results = {}
+    for schedule, lengths, traces in TESTS:
         task.schedule = schedule
-        results[schedule] = evaluate_and_print(model, task, lengths, args.traces)
-    numbers = summary(made, curve_of(folder))  # the curve: [step, length, mean excess]
-    config = {key: made.config[key] for key in CONDITIONS}
-    append_record(record, f"{parser.prog} {shlex.join(argv)}",
-                  {"arm": args.arm, **config, **numbers, "results": results})
+        results[schedule] = evaluate_and_print(model, task, lengths, traces)
+    record("adversary", cell | summary | {"results": results})
+
+
+# --- 5. The table ---------------------------------------------------------------------------------
+
+COLUMNS = {  # title in the table: schedule of the test, cycle
+    "cycle 16": ("adversarial", 16), "cycle 32": ("adversarial", 32),
+    "cycle 64": ("adversarial", 64), "cycle 256": ("adversarial", 256),
+    "honest 64": ("honest", 64), "random": ("random", None), "against": ("against", None)}
+KEPT = 0.05  # nats at cycle 64; a coin that is taken for certain costs 0.69 and more
+
+
+def column_of(row, schedule, cycle):
+    """KL from the filter in nats: at one cycle, or of the longest traces; None if not tested."""
+    tests = row["results"].get(schedule)
+    if tests is None:
+        return None
+    if cycle is None:
+        return tests[-1]["kl"]
+    by_cycle = tests[0]["kl_by_position"]  # position 0 stands ahead of the first cycle
+    return by_cycle[cycle] if cycle < len(by_cycle) else None
+
+
+def spread(values):
+    """The least and the greatest of the seeds; "-" if one of them has none."""
+    if None in values:
+        return "-"
+    return f"{min(values):.3f}-{max(values):.3f}"
+
+
+def print_table():
+    """All recorded cells: training against tests. The cells of the usual training come first."""
+    # The seeds of a cell together.
+    found = {}
+    for row in records("adversary"):
+        usual = USUAL.items() <= row.items()
+        key = (not usual, row["group"], row["uncertain"], row["last_steps"], row["repetitions"],
+               row["cycles"], row["arm"])
+        found.setdefault(key, []).append(row)
+
+    print("KL from the filter in nats, least and greatest of the seeds: the adversary by cycle;\n"
+          "honest coins; random programs of (128,4); (64,4), coins fall against the odds.\n"
+          f"Kept: at most {KEPT} nats at cycle 64. P: share of uncertain commands.\n")
+    titles = "".join(f"{title:<13}" for title in COLUMNS)
+    print(f"{'':<4}{'P':<6}{'steps':<7}{'repetitions':<13}{'arm':<14}{'kept':<8}{titles}")
+    for key in sorted(found):
+        _, group, uncertain, last_steps, repetitions, cycles, arm = key
+        rows = found[key]
+        kept = sum(column_of(row, "adversarial", 64) <= KEPT for row in rows)
+        line = (f"{group:<4}{uncertain:<6}{last_steps:<7}{f'{repetitions} {cycles}':<13}{arm:<14}"
+                f"{f'{kept} of {len(rows)}':<8}")
+        for column in COLUMNS.values():
+            line += f"{spread([column_of(row, *column) for row in rows]):<13}"
+        print(line)
 
 
 def main(argv=None):
-    run_part("experiments.adversary", {"run": run}, argv)
+    parser = argparse.ArgumentParser(prog="python -m experiments.adversary",
+                                     description=__doc__.split("\n")[0])
+    parser.add_argument("--run", type=number(1), nargs="?", const=10**6, metavar="N",
+                        help="train N of the cells that are not recorded yet (default: all)")
+    parser.add_argument("--control", action="store_true",
+                        help="read the number of the cycle off untrained models")
+    args = parse(parser, argv)
+    if args.control:
+        return print_control()
+    if args.run is None:
+        return print_table()
+
+    with one_line_errors(parser):
+        missing = [cell for cell in cells() if not records("adversary", **cell)]
+        for place, cell in enumerate(missing[:args.run]):
+            print(f"cell {place + 1} of {len(missing)} missing: {cell}", flush=True)
+            make_cell(cell)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

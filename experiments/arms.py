@@ -1,197 +1,499 @@
-"""Which mixer learns to track, with what budget, and how far?  One frame, equal caps in tokens.
+"""Which mixer learns to track, with what budget; what does each transition hold?
 
-    python -m experiments.arms rates lstm          # the grid of rates of one arm
-    python -m experiments.arms run lstm --seed 0   # one arm to its plateau, with its curve
-    python -m experiments.arms spacing lstm        # traces of 8 commands with rarer reveals
+    python -m experiments.arms                 # the tables below, from the records
+    python -m experiments.arms --run           # makes the cells that are not recorded yet
+    python -m experiments.arms --run ladder    # those of one part; 0.4 to 10 minutes a cell
 
-The frame, the traces, the batch, the curriculum and its rule (a stage is left after three batches
-with 97% of the reveals right) are the same for all arms. The optimiser and its rates are each arm's
-own. They are chosen among two optimisers and a grid of rates on seed 100: the ones with which the
-stage (2,1) is passed with the fewest tokens. If none passes it within the cap, the ones with the
-most reveals right at the end. An arm that is not through the curriculum when its tokens are spent
-is evaluated with the weights that it has.
+All arms have one frame, one curriculum and one batch; the optimiser and its rates are each arm's
+own. A run ends with its curriculum, or when its tokens are spent. Five parts:
+    main         REPL traces, each arm to its cap of tokens
+    rates        the grid that chose the rates: (2,1) passed with the fewest tokens, on seed 100
+    spacing      traces of 8 commands with a reveal after every S of them
+    ladder       words (one token a group element), read with ever freer transitions
+    reflections  words read with R reflections a token, beside REPL traces read with one
 
-Finding (experiments/results/arms_run.jsonl: S5, five seeds, at most 15 million tokens, one core).
-With beta <= 2 the linear RNN is through the curriculum after 2.8 to 3.2 million tokens, within a
-minute, and has 100.0% at (128,16) on 5 of 5 seeds. With beta <= 1 it passes (2,1) and (8,1), has 86
-to 90% at (16,2), and is at chance at (64,8). Along (16,2) its accuracy falls from 100 to 67%. The
-Transformer passes (2,1) on three seeds of five, and has 40 to 56% at (8,1) there. The LSTM has 71
-to 91% at (2,1). Both stand for millions of tokens at 60% of (2,1), where one command is read and
-two are not composed. Both climb slowly where their tokens end. In the grid (arms_rates.jsonl) each
-best value lies inside.
+Finding (results/arms.jsonl, ladder.jsonl). On full commands of S5 the linear RNN with beta <= 2 is
+through the curriculum after 2.8 to 3.2 million tokens, on 5 of 5 seeds, and has 100.0% at (128,16).
+After 15 million no other arm is: beta <= 1 loses track along (16,2), the Transformer passes (2,1)
+on 3 of 5 seeds, the LSTM on 0 of 5. On words eigenvalues in [0, 1] lose even parity, a diagonal
+layer with -1 reads 92 to 95% of the labels of S3, because it counts, and only four reflections a
+token learn A5, each on 3 of 3 seeds.
 
-Where a command is easier, the gap to the LSTM closes at a price (three seeds each). On the swaps of
-S3 the LSTM is through the curriculum on 3 of 3 seeds, with 100.0% at (128,16), after 5.7 to 8.2
-million tokens; the linear RNN after 1.4. On all commands of S3 it is through on 1 of 3 after 11.4
-million, has 98.7% at (128,16) on another after 18, and 88% at (16,2) on the third; the linear RNN
-takes 1.8. So the price is a factor of four to ten in tokens. On S5 it is more. With 20 million
-tokens of swaps, thirteen times what the linear RNN takes, the LSTM has 68 to 69% at (8,1). With 45
-million tokens of full commands, fifteen times as many, it has 99.8% at (2,1) and 42% at (8,1) (one
-seed, arms_longer.jsonl).
-    The Transformer learns one length after the other, and each time the longer one undoes it: on
-the swaps of S3 it passes (16,2) on 3 of 3 seeds and (32,4) on one, and with 12 million tokens ends
-at chance on every length. With beta <= 1 the swaps of S3 are passed on 3 of 3 seeds, with 93 to 95%
-at (64,8) and 54 to 61% at (128,16); elsewhere (64,8) has 64 to 84%. Without the local block (the
-arms called bare, 4 million tokens) the linear RNN has 69 to 76% at (2,1) of S5, the Transformer 69
-to 86%, the LSTM 56 to 63%.
+Two mixers have no records yet, and --run makes their cells: the gated delta rule, whose state
+decays a little at every token, and rotations, a diagonal layer with complex eigenvalues of size 1.
 
-Rarer reveals (arms_spacing.jsonl, three seeds). Behind the stage (2,1) traces of 8 commands are
-learned with a reveal after every S of them: by the linear RNN with beta <= 2 on S5 for S = 1 and 2,
-and on 2 of 3 seeds for 4 (4 million tokens); on S3 for S = 1, 2, 4, and on 2 of 3 seeds for 8 (3
-million). With beta <= 1 on S3 for S = 1 and 2, and on 2 of 3 for 4. Alone, only S = 1 is learned on
-all seeds. The LSTM had 12 million tokens: behind (2,1) it learns S = 1 on one seed of three, after
-7.9, and has 84 and 96% on the others, 61 to 63% for S = 2, and chance from S = 4 on. The
-Transformer (3 million) learns none of these. Behind (2,1) it has 59 to 93% of (8,1), 49 to 51% of
-(8,2), and chance from S = 4 on.
+Sources: Grazzi et al. 2025 (arXiv 2411.12537), theorem 1: parity needs a negative eigenvalue.
+Merrill et al. 2024 (arXiv 2404.08819), theorem 4.2: diagonal transitions, non-solvable groups.
+Siems et al. 2025 (arXiv 2502.10297): R reflections a token. Yang et al. 2024 (arXiv 2412.06464):
+the gated delta rule.
 
-Next: ladder.py.
+Next: inside.py.
 """
 
 import argparse
-import json
-import re
-import shlex
-import sys
-from pathlib import Path
+import math
+from functools import partial
+from itertools import product
+from typing import Callable, NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-import train
-from data import number, parse_stages, user_errors
-from eval import append_record, check_record, evaluate_and_print
+from data import Group, ReplTask, WordTask, generator, parse, run
+from eval import evaluate_and_print
+from experiments import record, records, train_arm
+from models import (LSTM, AttentionBlock, DeltaBlock, LanguageModel, LinRNN, LSTMBlock,
+                    Transformer)
+from scan import delta_product
+from train import Recipe
 
-RESULTS = Path(__file__).parent / "results"
-GRID = {"adamw": [(rate, rate) for rate in (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)],
-        "muon": [(rate, 5 * rate) for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)]}  # (lr, matrix lr)
-ARMS = {  # the options of train.py that make an arm
-    "linrnn": "--model linrnn", "linrnn-beta1": "--model linrnn --beta-max 1",
-    "lstm": "--model lstm", "transformer": "--model transformer"}
-ARMS |= {f"{name}-bare": f"{ARMS[name]} --conv-width 1"  # without the local block
-         for name in ("linrnn", "lstm", "transformer")}
-RATES = {  # what the rule chose, from results/arms_rates.jsonl
-    "linrnn": "--optimizer muon --lr 2e-3 --matrix-lr 0.01",
-    "linrnn-beta1": "--optimizer muon --lr 1e-3 --matrix-lr 5e-3",
-    "lstm": "--optimizer adamw --lr 5e-4 --matrix-lr 5e-4",
-    "transformer": "--optimizer muon --lr 1e-3 --matrix-lr 5e-3"}
-RATES |= {f"{name}-bare": RATES[name] for name in ("linrnn", "lstm", "transformer")}
-LENGTHS = "2:1,8:1,16:2,64:8,128:16"
+# --- Mixers beside those of models.py -------------------------------------------------------------
+
+def diagonal_states(a, b, h):
+    """h <- a h + b, one token after the other. a, b [B, T, D] -> every h, [B, T, D]."""
+    states = []
+    for a_t, b_t in zip(a.unbind(1), b.unbind(1)):
+        h = a_t * h + b_t
+        states.append(h)
+    return torch.stack(states, 1)
 
 
-# --- Training to a plateau ------------------------------------------------------------------------
+class DiagonalBlock(nn.Module):
+    """h <- a h + b with a in [smallest, 1], then x + W (norm(h) gelu(gate)).
 
-def learn(options, folder, millions, parser=None, make_run=train.Run):
-    """Train with these options of train.py until they are done, or so many million tokens are read.
-
-    A folder that holds a part of this run is resumed. Returns the run, and its curve: pieces of
-    50 steps, each [tokens read, length of the stage, share of the reveals right].
+    State: h, [B, D].
     """
-    args = (parser or train.make_parser()).parse_args([*options, "--out", str(folder)])
-    config, _ = train.config_of(args)
-    there = (folder / "model.pt").exists()
-    checkpoint = train.open_folder(folder, there, config)
-    run = make_run(config, folder, "cpu")
-    if checkpoint:
-        run.restore(checkpoint)
-    run.train(500, lambda: run.progress["tokens"] >= 1e6 * millions)
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    curve = []
-    for i in range(0, len(rows) - 4, 5):
-        five = rows[i:i + 5]
-        curve.append([five[-1]["tokens"], five[-1]["length"],
-                      round(float(np.mean([row["reveal_accuracy"] for row in five])), 4)])
-    return run, curve
+
+    def __init__(self, d_model, smallest):
+        super().__init__()
+        self.smallest = smallest
+        self.norm = nn.RMSNorm(d_model)
+        self.project = nn.Linear(d_model, 3 * d_model)
+        self.out_norm = nn.RMSNorm(d_model)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def coefficients(self, x):
+        """a, b and the gate of each token: [B, T, D] each."""
+        a, b, gate = self.project(self.norm(x)).chunk(3, -1)
+        return self.smallest + (1 - self.smallest) * F.hardsigmoid(a), b, gate
+
+    def forward(self, x, state=None):
+        a, b, gate = self.coefficients(x)
+        if state is None:
+            state = torch.zeros_like(b[:, 0])
+        h = diagonal_states(a, b, state)
+        numbers = torch.cat([h.real, h.imag], -1) if h.is_complex() else h
+        return x + self.out(self.out_norm(numbers) * F.gelu(gate)), h[:, -1]
 
 
-def summary(run, curve):
-    """What every record of this chapter holds."""
-    progress = run.progress
-    return {"seed": run.config["seed"], "steps": progress["step"], "tokens": progress["tokens"],
-            "stage_reached": progress["stage"] + 1, "finished": progress["finished"],
-            "minutes": round(progress["seconds"] / 60, 3),
-            "parameters": sum(weight.numel() for weight in run.model.parameters()), "curve": curve}
+class RotationBlock(DiagonalBlock):
+    """The same with complex numbers and |a| = 1: h <- exp(i angle) h + b.
 
-
-def folder_of(options):
-    return Path("runs") / "arms" / re.sub(r"[^\w.-]+", "_", "_".join(options)).strip("_-")
-
-
-def place(row):
-    """How early a row of the grid stands: by tokens if it passed (2,1), then by accuracy."""
-    return (0, row["tokens"]) if row["finished"] else (1, -row["last_accuracy"])
-
-
-def rates(args):
-    """One arm over the grid. A row is finished one step after it passed (2,1)."""
-    rows = []
-    for optimizer, grid in GRID.items():
-        for lr, matrix_lr in grid:
-            options = [*ARMS[args.arm].split(), "--group", args.group, "--commands", args.commands,
-                       "--optimizer", optimizer, "--lr", str(lr), "--matrix-lr", str(matrix_lr),
-                       "--curriculum", "2:1,8:1", "--last-steps", "1", "--max-steps", "1000000",
-                       "--seed", "100"]
-            run, curve = learn(options, folder_of(options), args.millions)
-            accuracy = float(np.mean([share for _, _, share in curve[-10:]]))
-            row = {"arm": args.arm, "optimizer": optimizer, "lr": lr, "matrix_lr": matrix_lr,
-                   "last_accuracy": round(accuracy, 4), **summary(run, curve)}
-            print({key: value for key, value in row.items() if key != "curve"}, flush=True)
-            rows.append(row)
-            append_record(args.record, args.command, row)
-    best = min(rows, key=place)
-    print("best: --optimizer {optimizer} --lr {lr} --matrix-lr {matrix_lr}".format(**best))
-
-
-def options_of_arm(args):
-    return [*ARMS[args.arm].split(), *RATES[args.arm].split(), "--group", args.group,
-            "--commands", args.commands, "--max-steps", "1000000", "--seed", str(args.seed)]
-
-
-def run_arm(args):
-    """One arm and seed through the curriculum, as far as its tokens carry, and its evaluation."""
-    options = options_of_arm(args)
-    run, curve = learn(options, folder_of(options), args.millions)
-    results = evaluate_and_print(run.result.eval(), run.task, parse_stages(LENGTHS, run.task), 256)
-    append_record(args.record, args.command,
-                  {"arm": args.arm, "group": args.group, "commands": args.commands,
-                   **summary(run, curve), "results": results})
-
-
-def spacing(args):
-    """The same commands with a reveal after every S of them, alone and behind the stage (2,1).
-
-    A stage is left when it is learned; then (8,S) goes on for the steps of a last stage.
+    State: h, complex [B, D/2].
     """
-    for first in ("", "2:1,"):
-        for S in (1, 2, 4, 8):
-            options = [*options_of_arm(args), "--curriculum", f"{first}8:{S},8:{S}"]
-            run, curve = learn(options, folder_of(options), args.millions)
-            results = evaluate_and_print(run.result.eval(), run.task, [(8, S), (8, 8)], 256)
-            append_record(args.record, args.command,
-                          {"arm": args.arm, "group": args.group, "commands": args.commands,
-                           "first": first, "spacing": S, **summary(run, curve),
-                           "results": results})
+
+    def __init__(self, d_model):
+        super().__init__(d_model, smallest=-1.0)
+        self.sizes = [d_model // 2, d_model, d_model]
+        self.project = nn.Linear(d_model, sum(self.sizes))
+
+    def coefficients(self, x):
+        """a and b, complex [B, T, D/2]; the gate, [B, T, D]."""
+        angle, b, gate = self.project(self.norm(x)).split(self.sizes, -1)
+        a = torch.polar(torch.ones_like(angle), math.pi * angle)
+        return a, torch.complex(*b.chunk(2, -1)), gate
+
+
+class DenseBlock(nn.Module):
+    """h <- A h with A = exp(W - W^T), any rotation of K dimensions; then x + W' norm(h).
+
+    A permutation of n points is a rotation of n + 1 dimensions, since a further sign can make its
+    determinant 1.  State: h, [B, K].
+    """
+
+    def __init__(self, d_model, width):
+        super().__init__()
+        self.norm = nn.RMSNorm(d_model)
+        self.project = nn.Linear(d_model, width * width)
+        self.start = nn.Parameter(torch.randn(width))
+        self.out = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, d_model, bias=False))
+
+    def forward(self, x, state=None):
+        W_KK = self.project(self.norm(x)).unflatten(-1, (len(self.start), -1))
+        A_KK = torch.linalg.matrix_exp(W_KK - W_KK.mT)
+        h = self.start.expand(len(x), -1) if state is None else state
+        states = []
+        for step_KK in A_KK.unbind(1):
+            h = (step_KK @ h.unsqueeze(-1)).squeeze(-1)
+            states.append(h)
+        return x + self.out(torch.stack(states, 1)), h
+
+
+def gated_product(q, k, v, beta, alpha, state=None, piece=32):
+    """S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, by the scan without a gate.
+
+    Inside a piece let A_t = alpha_1 ... alpha_t. Then S_t / A_t obeys the rule without the gate,
+    with v_t / A_t in place of v_t. A_t must stay far from 0: alpha > 1/2 gives A_t > 2^-32.
+    Shapes: those of delta_product, R writes a token; alpha [..., T].
+    """
+    out = []
+    inputs = zip(q.split(piece, -2), k.split(piece, -3), v.split(piece, -3),
+                 beta.split(piece, -2), alpha.split(piece, -1))
+    for q_TK, k_TRK, v_TRK, beta_TR, alpha_T in inputs:
+        decay_T1 = alpha_T.cumprod(-1).unsqueeze(-1)
+        undecayed_TRK = v_TRK / decay_T1.unsqueeze(-1)
+        out_TK, state = delta_product(q_TK, k_TRK, undecayed_TRK, beta_TR, state)
+        out.append(decay_T1 * out_TK)
+        state = decay_T1[..., -1:, :] * state
+    return torch.cat(out, -2), state
+
+
+class GatedBlock(DeltaBlock):
+    """DeltaBlock whose state decays by alpha in (1/2, 1), a number for each head and token."""
+
+    def __init__(self, d_model, heads, beta_max, householders):
+        super().__init__(d_model, heads, beta_max, householders)
+        self.gate = nn.Linear(d_model, heads)
+        nn.init.constant_(self.gate.bias, 4.0)  # alpha begins near 0.99: forgetting is learned
+
+    def forward(self, x, state=None):
+        alpha_HT = (1 + self.gate(self.norm(x)).sigmoid().mT) / 2
+        out, state = gated_product(*self.inputs_of_scan(x), alpha_HT, state)
+        return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
+
+
+class GatedRNN(LinRNN):
+    """The gated delta rule as mixer, in the frame of LinRNN."""
+
+    Block = GatedBlock
+
+
+# --- main, rates, spacing: arms on REPL traces ----------------------------------------------------
+
+ARMS = {
+    "linrnn": LinRNN,
+    "linrnn-beta1": partial(LinRNN, beta_max=1.0),
+    "transformer": Transformer,
+    "lstm": LSTM,
+    "gated": GatedRNN,
+    "gated-beta1": partial(GatedRNN, beta_max=1.0)}
+RATES = {  # the optimiser, its rate, and that of the hidden matrices; the LSTM passed with none
+    "linrnn": ("muon", 2e-3, 0.01),
+    "linrnn-beta1": ("muon", 1e-3, 5e-3),
+    "transformer": ("muon", 1e-3, 5e-3),
+    "lstm": ("adamw", 5e-4, 5e-4)}
+
+
+def make_arm(arm, task):
+    """The model of an arm. A bare arm has no local block."""
+    width = 1 if arm.endswith("-bare") else task.model_options["conv_width"]
+    return ARMS[arm.removesuffix("-bare")](len(task.vocab), conv_width=width)
+
+
+def recipe_of(cell, **options):
+    """The recipe of a cell: the rates of its arm, and no limit but that of tokens.
+
+    Bare and gated arms, and the rungs of the ladder, have the rates of their nearest relative.
+    """
+    relative = cell["arm"].removesuffix("-bare").replace("gated", "linrnn")
+    optimizer, lr, matrix_lr = RATES.get(relative, RATES["linrnn"])
+    return Recipe(optimizer=optimizer, lr=lr, matrix_lr=matrix_lr, max_steps=10**6,
+                  seed=cell["seed"], **options)
+
+
+def plan_main(cell):
+    """An arm through the curriculum, as far as its tokens carry."""
+    task = ReplTask(Group(cell["group"]), cell["commands"])
+    lengths = [(2, 1), (8, 1), (16, 2), (64, 8), (128, 16)]
+    return task, lambda: make_arm(cell["arm"], task), recipe_of(cell), lengths
+
+
+def plan_rates(cell):
+    """Full commands of S5 until the stage (2,1) is passed: one step of (8,1) ends the run."""
+    task = ReplTask(Group("S5"))
+    matrix_lr = cell["lr"] * (5 if cell["optimizer"] == "muon" else 1)
+    recipe = Recipe(optimizer=cell["optimizer"], lr=cell["lr"], matrix_lr=matrix_lr,
+                    curriculum=[(2, 1), (8, 1)], last_steps=1, max_steps=10**6, seed=cell["seed"])
+    return task, lambda: make_arm(cell["arm"], task), recipe, []
+
+
+def plan_spacing(cell):
+    """Traces of 8 commands, a reveal after every S, alone or behind the stage (2,1).
+
+    The stage (8,S) ends when it is learned; then it goes on for the steps of a last stage.
+    """
+    task = ReplTask(Group(cell["group"]), cell["commands"])
+    stage = (8, cell["spacing"])
+    before = [(2, 1)] if cell["first"] else []
+    recipe = recipe_of(cell, curriculum=[*before, stage, stage])
+    return task, lambda: make_arm(cell["arm"], task), recipe, [stage, (8, 8)]
+
+
+# --- ladder: transitions of ever more freedom, on words -------------------------------------------
+
+RUNGS = {  # width of the model, layers, and what makes a mixer
+    "diagonal, 0 to 1": (64, 1, lambda: DiagonalBlock(64, smallest=0.0)),
+    "diagonal, -1 to 1": (64, 1, lambda: DiagonalBlock(64, smallest=-1.0)),
+    "rotations": (64, 1, lambda: RotationBlock(64)),
+    "1 reflection": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=1)),
+    "2 reflections": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=2)),
+    "4 reflections": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=4)),
+    "dense": (64, 1, lambda: DenseBlock(64, width=8)),
+    "lstm": (60, 1, lambda: LSTMBlock(60)),
+    "transformer": (56, 2, lambda: AttentionBlock(56, heads=4))}
+COUNTING = {"arm": "diagonal, -1 to 1", "group": "S3"}  # the cells whose layer is looked into
+
+
+def plan_ladder(cell):
+    """Words of one group. The stages double in length, from 2 to 64."""
+    task = WordTask(Group(cell["group"]))
+    stages = [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 1)]
+    recipe = recipe_of(cell, batch=64, curriculum=stages)
+    width, layers, make_mixer = RUNGS[cell["arm"]]
+    return (task, lambda: LanguageModel(len(task.vocab), width, layers, 8, make_mixer), recipe,
+            [(64, 1), (256, 1)])
+
+
+@torch.no_grad()
+def count(model, task):
+    """Does a diagonal layer count? Labels right by the size of the count, beyond 64 tokens.
+
+    The maps h -> a h + b do not commute. With a = -1 for odd words and 1 for even ones they are the
+    symmetries of the number line, and S3 is what remains of h modulo 3. The count grows as a random
+    walk does, so it leaves what training showed.
+    A counter is an element with a mean of a below -0.9 over odd words, above 0.9 over even ones.
+    Returns: how many elements count; their mean size by token; the labels right in four equal
+    parts of all places, from the smallest counts to the largest.
+    """
+    batch = task.test_batch(256, 256, 1, generator(0, "test", 256, 1))
+    tokens = torch.from_numpy(batch.inputs)
+    x, _ = model.blocks[0](model.embedding(tokens))
+    a, b, _ = model.blocks[1].coefficients(x)
+
+    signs = np.linalg.det(np.eye(task.group.degree)[task.group.elements])
+    odd = torch.from_numpy(signs < 0)[tokens]
+    counters = (a[odd].mean(0) < -0.9) & (a[~odd].mean(0) > 0.9)
+    if not counters.any():
+        return {"elements": 0}
+
+    h = diagonal_states(a, b, torch.zeros_like(b[:, 0]))
+    size = h[..., counters].abs().mean(-1)
+    by_token = {str(t): round(size[:, t - 1].mean().item(), 2) for t in (16, 32, 64, 128, 256)}
+
+    right = model(tokens).argmax(-1) == torch.from_numpy(batch.targets)
+    right = right[:, 64:].flatten().float()
+    parts = size[:, 64:].flatten().argsort().chunk(4)
+    return {"elements": int(counters.sum()), "size": by_token,
+            "right_by_size": [right[places].mean().item() for places in parts]}
+
+
+# --- reflections: words against traces ------------------------------------------------------------
+
+def plan_reflections(cell):
+    """Words within 850 steps, by a model without local block; traces as train.py reads them."""
+    group = Group(cell["group"])
+    if cell["format"] == "word":
+        task = WordTask(group, cell["commands"])
+        options = {"conv_width": 1}
+        recipe = Recipe(curriculum=[(4, 1), (16, 1), (128, 1)], batch=64, max_steps=800,
+                        last_steps=50, seed=cell["seed"])
+        lengths = [(128, 1), (256, 1), (512, 1)]
+    else:
+        task = ReplTask(group, cell["commands"])
+        options = task.model_options
+        recipe = Recipe(seed=cell["seed"], **task.recipe_options)
+        lengths = [(64, 8), (128, 16), (256, 32)]
+
+    R = cell["householders"]
+    return task, lambda: LinRNN(len(task.vocab), householders=R, **options), recipe, lengths
+
+
+# --- The tables, from the records -----------------------------------------------------------------
+
+def span(values, digits=1):
+    """'least-greatest', or one number where both read the same; nothing if there is no value."""
+    if not values:
+        return ""
+    least = f"{min(values):.{digits}f}"
+    greatest = f"{max(values):.{digits}f}"
+    return least if least == greatest else f"{least}-{greatest}"
+
+
+def where(rows, conditions):
+    """The rows in which each of these keys has this value."""
+    return [row for row in rows if conditions.items() <= row.items()]
+
+
+def through(rows):
+    """How many of the runs got through their curriculum."""
+    return f"{sum(row['finished'] for row in rows)} of {len(rows)}"
+
+
+def right(i):
+    """The accuracy at the i-th length of the evaluation, in percent."""
+    return lambda rows: span([100 * row["results"][i]["all"] for row in rows])
+
+
+def passed(rows):
+    """Million tokens until the stage of the grid was passed, or the share right when they ended."""
+    if not rows:
+        return ""
+    if rows[0]["finished"]:
+        return f"{rows[0]['tokens'] / 1e6:.2f}"
+    return f"{np.mean([share for _, _, share in rows[0]['curve'][-10:]]):.0%}"
+
+
+def print_table(title, keys, texts, rows, by=None):
+    """A line for each combination of values of the keys; its rows make each text.
+
+    texts: {name: rows -> text}; by: a key whose values have columns of their own.
+    """
+    columns = list(product(dict.fromkeys(row.get(by, "") for row in rows), texts))
+    names = [f"{value} {name}".strip() for value, name in columns]
+    print(f"\n{title}\n" + " " * 30 + "".join(f"{name:>12}" for name in names))
+
+    for values in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        line = ", ".join(str(value).rstrip(",") for value in values if value != "")
+        of_line = where(rows, dict(zip(keys, values)))
+        cells = []
+        for value, name in columns:
+            cells.append(texts[name]([row for row in of_line if row.get(by, "") == value]))
+        print(f"{line:30}" + "".join(f"{cell:>12}" for cell in cells))
+
+
+def show_main(rows):
+    texts = {"through": through,
+             "stage": lambda rows: span([row["stage_reached"] for row in rows], 0),
+             "tokens read": lambda rows: span([row["tokens"] / 1e6 for row in rows]),
+             "minutes": lambda rows: span([row["minutes"] for row in rows])}
+    for i, length in enumerate(["(2,1)", "(8,1)", "(16,2)", "(64,8)", "(128,16)"]):
+        texts[length] = right(i)
+    print_table("Arms, with their cap in million tokens: seeds through the curriculum of five "
+                "stages, stage reached,\nmillion tokens read, reveals right in %, least-greatest "
+                "of the seeds (chance: 20 on S5, 33 on S3)",
+                ["group", "commands", "arm", "millions"], texts, rows)
+
+
+def show_rates(rows):
+    print_table("Million tokens until (2,1) of S5 is passed, by rate; else the reveals right at "
+                "the end", ["arm", "optimizer"], {"": passed}, rows, by="lr")
+
+
+def show_spacing(rows):
+    print_table("Traces of 8 commands, a reveal after every S, alone or behind (2,1): by S, seeds "
+                "that learned it,\nreveals right in %", ["group", "arm", "first"],
+                {"learned": through, "right": right(0)}, rows, by="spacing")
+
+
+def show_ladder(rows):
+    print_table("Words: labels right in % at 64 and at 256 tokens, trained to 64 (chance: 50 on "
+                "S2, 17 on S3, 2 on A5, 20 on Z5)", ["arm"], {"64": right(0), "256": right(1)},
+                rows, by="group")
+
+    texts = {}
+    for i, part in enumerate(["smallest", "small", "large", "largest"]):
+        texts[part] = lambda rows, i=i: span([100 * row["count"]["right_by_size"][i]
+                                              for row in rows])
+    counted = [row for row in where(rows, COUNTING) if row["count"]["elements"]]
+    print_table("The same beyond 64 tokens, by the size of the count, in four equal parts of all "
+                "places", ["arm", "group"], texts, counted)
+
+
+def show_reflections(rows):
+    print_table("Labels right in %, words of 128 tokens; reveals right in %, REPL traces of "
+                "(64,8); by reflections a token", ["format", "group", "commands"],
+                {"R": right(0)}, rows, by="householders")
+
+
+# --- The studies, cell by cell --------------------------------------------------------------------
+
+def grid(**values):
+    """Every combination of the values of each key, as a list of cells."""
+    return [dict(zip(values, chosen)) for chosen in product(*values.values())]
+
+
+def traces(group, commands, arms, millions, seeds=3, **more):
+    """The cells of these arms on REPL traces, each with a cap in million tokens."""
+    return grid(arm=arms, group=[group], commands=[commands], **more, millions=[millions],
+                seed=range(seeds))
+
+
+class Study(NamedTuple):
+    """results/NAME.jsonl holds a row for each cell; a cell is what distinguishes a run."""
+    name: str
+    plan: Callable  # cell -> task, make_model, recipe, lengths of the evaluation
+    show: Callable  # rows -> None; prints a table
+    cells: list
+
+
+LINEAR = ["linrnn", "linrnn-beta1"]
+SPACINGS = {"first": ["", "2:1,"], "spacing": [1, 2, 4, 8]}
+STUDIES = {
+    "main": Study("arms", plan_main, show_main, [
+        *traces("S5", "full", [*RATES], 15, seeds=5),
+        *traces("S5", "full", ["lstm"], 45, seeds=1),
+        *traces("S5", "full", ["linrnn-bare", "transformer-bare", "lstm-bare"], 4),
+        *traces("S3", "full", [*LINEAR, "transformer"], 6),
+        *traces("S3", "full", ["lstm"], 18),
+        *traces("S5", "swap", [*LINEAR, "transformer"], 5),
+        *traces("S5", "swap", ["lstm"], 20),
+        *traces("S3", "swap", LINEAR, 6),
+        *traces("S3", "swap", ["transformer", "lstm"], 12),
+        *traces("S3", "full", ["gated", "gated-beta1"], 4),
+        *traces("S5", "full", ["gated", "gated-beta1"], 4)]),
+    "rates": Study("arms_rates", plan_rates, show_rates, [
+        *grid(arm=[*RATES], optimizer=["adamw"], lr=[2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3],
+              millions=[6], seed=[100]),
+        *grid(arm=[*RATES], optimizer=["muon"], lr=[5e-4, 1e-3, 2e-3, 4e-3, 8e-3],
+              millions=[6], seed=[100])]),
+    "spacing": Study("arms_spacing", plan_spacing, show_spacing, [
+        *traces("S5", "full", ["linrnn"], 4, **SPACINGS),
+        *traces("S3", "full", [*LINEAR, "transformer"], 3, **SPACINGS),
+        *traces("S3", "full", ["lstm"], 12, **SPACINGS)]),
+    "ladder": Study("ladder", plan_ladder, show_ladder, [
+        *grid(arm=[*RUNGS], group=["S2", "S3", "A5"], millions=[1.5], seed=range(3)),
+        *grid(arm=["diagonal, -1 to 1", "rotations", "2 reflections"], group=["Z5"],
+              millions=[1.5], seed=range(3))]),
+    "reflections": Study("reflections", plan_reflections, show_reflections, [
+        *grid(format=["word"], group=["S3", "S4", "A5", "S5"], commands=["full"],
+              householders=[1, 2, 3, 4], seed=[0, 1]),
+        *grid(format=["word"], group=["S5"], commands=["swap"], householders=[1, 2, 3, 4],
+              seed=[0, 1]),
+        *grid(format=["repl"], group=["S3", "S4", "A5", "D6", "Z7"], commands=["full"],
+              householders=[1], seed=[0, 1])])}
+
+
+def make_missing(study):
+    """Train, evaluate and record each cell of a study that no row describes."""
+    for cell in study.cells:
+        task, make_model, recipe, lengths = study.plan(cell)
+        max_tokens = 1e6 * cell.get("millions", math.inf)
+        made = train_arm(study.name, cell, make_model, task, recipe, max_tokens=max_tokens)
+        if made is None:
+            continue
+
+        model, summary = made
+        row = cell | summary | {"results": evaluate_and_print(model, task, lengths)}
+        if COUNTING.items() <= cell.items():
+            row["count"] = count(model, task)
+        record(study.name, row)
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m experiments.arms",
                                      description=__doc__.split("\n")[0])
-    parts = {"rates": rates, "run": run_arm, "spacing": spacing}
-    parser.add_argument("part", choices=parts)
-    parser.add_argument("arm", nargs="?", choices=ARMS, default="linrnn")
-    parser.add_argument("--group", default="S5")
-    parser.add_argument("--commands", default="full", choices=["full", "swap"])
-    parser.add_argument("--seed", type=number(0), default=0)
-    parser.add_argument("--millions", type=number(1e-3, 1e6, float), default=30,
-                        help="cap of tokens, in millions")
-    parser.add_argument("--record", metavar="FILE", help="append the numbers as JSON lines")
-    with user_errors(parser, argv) as args:
-        train.config_of(train.make_parser().parse_args(
-            ["--group", args.group, "--commands", args.commands]))  # refuses bad values
-        args.record = args.record or RESULTS / f"arms_{args.part}.jsonl"
-        check_record(args.record)
-    args.command = f"{parser.prog} {shlex.join(argv)}"
-    parts[args.part](args)
+    parser.add_argument("--run", metavar="PART", nargs="?", const="all", choices=["all", *STUDIES],
+                        help=f"make the missing cells, of all parts or one: {', '.join(STUDIES)}")
+    args = parse(parser, argv)
+
+    parts = [*STUDIES] if args.run in (None, "all") else [args.run]
+    for part in parts:
+        if args.run:
+            make_missing(STUDIES[part])
+        STUDIES[part].show(records(STUDIES[part].name))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

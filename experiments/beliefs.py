@@ -1,59 +1,130 @@
-"""What can be known if commands are uncertain?  A belief, and with it the best prediction.
+"""What can be known when commands are uncertain, and how do linear representations of it end?
 
     >>> if random() < 0.25: a, b = b, a         new = old[g] with probability 1/4, else new = old
     ...                                         an empty line ends the command, as in any session
 
-The reader sees the coin, but not how the coin fell. What remains is a belief, a distribution over
-states. The exact filter computes the belief by Bayes' rule. The belief gives the best prediction of
-each reveal, and eval.py measures a model against that prediction (columns bayes, kl, excess).
+The reader sees the coin, but not how it fell. What can be known is a belief: a probability for
+each state. The exact filter computes it by Bayes' rule, and with it the best prediction of each
+reveal. eval.py measures a model against that (columns bayes, kl, excess).
+
+Finding. Without Bayes' division the belief follows a linear recurrence, which is exact until its
+numbers underflow, after 149 halvings in float32. That is a limit of number formats and not of
+linearity: a rescaled scan, as linear and as parallel, carries 100,000 steps. A matrix of n x n
+marginals is no belief in exact arithmetic either: on S5 it is up to 0.28 nats from the filter.
 
     python -m experiments.beliefs show
+    python -m experiments.beliefs linear          # underflow, and what marginals lose (15 seconds)
+    python -m experiments.beliefs linear --group S5 --lengths 256:2,256:4,256:8      # (30 seconds)
     python -m experiments.beliefs train --group S3 --commands swap --uncertain 0.25
-    python -m experiments.beliefs eval RUN --schedule adversarial
+    python -m experiments.beliefs eval RUN        # eval.py, which does not know these traces itself
 
-The filter is exact: it agrees with the enumeration of all ways in which the coins can fall
-(tests/experiments/test_beliefs.py). How close trained models come to it is the next chapter's
-question. Earlier records of this chapter compared arms that were under-trained, in unequal frames;
-they are gone.
+Conventions: a matrix multiplies on the left, and time runs from left to right.
+Symbols: Q states, T symbols of a trace, n variables, B traces, L commands, S commands per reveal.
 
-Source: the adversarial schedule is the cycle of Siems et al. 2026 (arXiv 2602.14814), figure 10.
+Source: Siems et al. 2026 (arXiv 2602.14814): definition 1, the joint and the marginal
+representation, figures 9 and 10. The rescaled scan is not in the paper.
 
-Next: adversary.py.
+Next: adversary.py, where models are trained on these traces.
 """
 
 import argparse
-import string
+import math
+import sys
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
+import eval as evaluation
 import numpy as np
+import torch
+import torch.nn.functional as F
 
-import train
-from data import (COMMANDS, TASKS, Batch, Group, ReplTask, draw_commands, generator, number,
-                  user_errors)
-from experiments.automata import PFSA
-from experiments.pairs import eval_run, make_eval_parser, run_part, train_run
+from data import (COMMANDS, TASKS, Group, ReplTask, UserError, draw_commands, generator,
+                  next_tokens, number, one_line_errors, parse, run, stages, try_stages)
+from models import MODELS, choose_device, options_of
+from train import Recipe, train
 
 COINS = [0.25, 0.5, 0.75]  # the probabilities that an uncertain command may show
-SCHEDULES = ["random", "periodic", "adversarial"]  # which variables are revealed
 MAX_STATES = 120  # of the exact filter: S5. S6 would have 720, and 36 times the work at each step
 
 
-# --- The task -------------------------------------------------------------------------------------
+# --- 1. The filter of any automaton ---------------------------------------------------------------
+
+class PFSA:
+    """A probabilistic automaton with state reveals. Its filter is Bayes' rule, symbol by symbol.
+
+    A symbol says that the state lies in rho[symbol], and then moves the state at random:
+        b <- f(T Z b),    f(x) = x / |x|_1,    Z = diag(rho[symbol]),    T = delta[symbol]
+    A reveal has T = I, and a command has Z = I.
+
+    Shapes: delta [symbols, Q, Q], where delta[symbol, new, old] is a probability; rho bool
+            [symbols, Q]; start [Q], a distribution too.
+    Source: Siems et al. 2026, definition 1, where the start is one state.
+    """
+
+    def __init__(self, delta, rho, start):
+        self.delta = np.asarray(delta, float)
+        self.rho = np.asarray(rho, bool)
+        self.start = np.asarray(start, float)
+        # A table with old and new exchanged would filter, too, and be wrong.
+        if not np.allclose(self.delta.sum(1), 1):
+            raise ValueError("delta[symbol, :, old] must be a distribution over the new states")
+
+    def step(self, belief, symbol):
+        """One symbol: the state is revealed, and then it moves.
+
+        e = |Z b|_1    the probability of what the symbol says
+        b <- T Z b / e
+        Shapes: belief [B, Q], symbol integer [B] -> e [B], belief [B, Q]; 0 / 0 where e = 0.
+        """
+        survived = belief * self.rho[symbol]
+        evidence = survived.sum(1)
+        posterior = survived / evidence[:, None]
+        moved = self.delta[symbol] @ posterior[..., None]
+        return evidence, moved[..., 0]
+
+    def filter(self, symbols):
+        """The exact belief ahead of each symbol, and the log of each symbol's evidence, |Z b|_1.
+
+        Shapes: symbols [B, T] -> beliefs [B, T, Q], log-evidence [B, T], both float64.
+        Raises: ValueError at the first reveal that the symbols before it make impossible.
+        """
+        batch, length = symbols.shape
+        beliefs = np.empty((batch, length, len(self.start)))
+        evidence = np.empty((batch, length))
+        belief = np.broadcast_to(self.start, (batch, len(self.start)))
+
+        for t in range(length):
+            beliefs[:, t] = belief
+            with np.errstate(invalid="ignore"):  # 0 / 0 is refused in the next lines
+                evidence[:, t], belief = self.step(belief, symbols[:, t])
+            if (evidence[:, t] == 0).any():
+                trace = (evidence[:, t] == 0).argmax()
+                raise ValueError(f"impossible reveal at step {t} of trace {trace}: symbol "
+                                 f"{symbols[trace, t]} fits no state that those before it allow")
+        return beliefs, np.log(evidence)
+
+
+def leak(p=0.5):
+    """The paper's figure 9, where p = 1/2. States are numbered from 1.
+
+    The only symbol reveals that the state is 2 or 3. Then the state leaks to 1 with probability p.
+    So each further symbol has probability 1 - p, while the belief ahead of each stays the same.
+    """
+    T = [[1, p, p],
+         [0, 1 - p, 0],
+         [0, 0, 1 - p]]
+    return PFSA([T], [[False, True, True]], [0, 0.5, 0.5])
+
+
+# --- 2. The task ----------------------------------------------------------------------------------
 
 class Program(NamedTuple):
     """The random choices behind traces. All traces have equally many uncertain commands."""
     commands: np.ndarray  # [B, L, n]
     asked: np.ndarray  # [B, L/S] the variable of each reveal
-    probability: np.ndarray  # [B, L] that a command is executed; 1 shows no coin, 0 no line
+    probability: np.ndarray  # [B, L] that a command is executed; at 1 the line shows no coin
     executed: np.ndarray  # bool [B, L] how the coins fell, which no reader is told
-
-
-def check_share(share):
-    """Raises: ValueError unless the share of uncertain commands lies between 0 and 1."""
-    if not 0 <= share <= 1:
-        raise ValueError("uncertain is the share of the commands behind a coin, "
-                         f"between 0 and 1; got {share}")
 
 
 class CoinTask(ReplTask):
@@ -62,57 +133,55 @@ class CoinTask(ReplTask):
     uncertain is that share, not the probability p of a coin. Each p is uniform over COINS. A coin
     adds four tokens to its command. One trace mixes certain and uncertain commands.
 
-    schedule and share change what test_batch draws. A share of None is that of the training.
+    schedule, an attribute, says what test_batch draws; training always draws `random`.
 
-    Raises: ValueError for a share outside [0, 1], over 120 states, or swaps of a group without any.
+    Raises: UserError for a share outside [0, 1], over 120 states, or swaps of a group without any.
     """
 
     # A colon belongs to the number before it.
     more_symbols = ["from random import random", "if random() < ", "... ",
                     *(f"{coin}: " for coin in COINS)]
+    test_lengths = [(16, 4), (64, 4), (128, 4)]
+    schedule = "random"
 
     def __init__(self, group, commands="full", uncertain=0.25):
-        check_share(uncertain)
+        if not 0 <= uncertain <= 1:
+            raise UserError("uncertain is the share of the commands behind a coin, "
+                            f"between 0 and 1; got {uncertain}")
         if group.order > MAX_STATES:
-            raise ValueError(
-                f"the exact filter of {group.name} would keep {group.order:,} probabilities for a "
-                f"trace and touch {group.order**2:,} at each command: refused above {MAX_STATES} "
-                "states (S5)")
+            raise UserError(f"the exact filter of {group.name} would keep {group.order:,} "
+                            f"probabilities: refused above {MAX_STATES} states (S5)")
         super().__init__(group, commands)
-        self.uncertain, self.schedule, self.share = uncertain, "random", None
-        self._coin = np.array([self._id[f"{coin}: "] for coin in COINS])
+        # The local block sees a whole command of 2n + 3 tokens.
+        self.model_options = {"conv_width": 2 * group.degree + 3}
+        self.uncertain = uncertain
 
-    def model_defaults(self):
-        """conv_width: the local block sees a whole command of 2n + 3 tokens."""
-        return {"conv_width": 2 * self.group.degree + 3}
-
-    def draw(self, batch, length, spacing, rng, schedule="random", share=None):
+    def draw(self, batch, length, spacing, rng, schedule="random"):
         """The choices behind a batch of traces: a Program.
 
-        Every trace has the same number of uncertain commands, share L rounded up or down at random.
-        So all traces have the same number of tokens. The variables revealed are
-            random       each one uniform
-            periodic     a, b, c, a, b, c, ...
-            adversarial  always the same x. After S certain commands all others are
+            random       all uniform: the commands, their places behind coins, what is revealed
+            adversarial  always the same x is revealed. After S certain commands all others are
                          `if random() < 0.5: x, y = y, x`, and the coin never lets it happen. The
                          true belief is the same after each reveal.
         """
         self.check(length, spacing)
-        n, count = self.group.degree, length // spacing
+        n = self.group.degree
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
-        asked = rng.integers(n, size=(batch, count))
-        probability, executed = np.ones((batch, length)), np.ones((batch, length), bool)
-        share = self.uncertain if share is None else share
-        if schedule == "periodic":
-            asked = np.tile(np.arange(count) % n, (batch, 1))
+        asked = rng.integers(n, size=(batch, length // spacing))
+        probability = np.ones((batch, length))
+        executed = np.ones((batch, length), bool)
+
         if schedule == "adversarial":
             swaps = self.group.transpositions
             swap = swaps[rng.integers(len(swaps), size=batch)]
             commands[:, spacing:] = swap[:, None]
-            asked[:] = (swap != np.arange(n)).argmax(1)[:, None]
-            probability[:, spacing:], executed[:, spacing:] = 0.5, False
-        elif share:
-            behind_coins = int(share * length + rng.random())
+            asked[:] = (swap != np.arange(n)).argmax(1)[:, None]  # the first of the two
+            probability[:, spacing:] = 0.5
+            executed[:, spacing:] = False
+        elif self.uncertain:
+            # Every trace has the same number of coins, uncertain L rounded up or down at random.
+            # So all traces have the same number of tokens.
+            behind_coins = int(self.uncertain * length + rng.random())
             places = rng.random((batch, length)).argsort(1) < behind_coins
             probability = np.where(places, rng.choice(COINS, (batch, length)), probability)
             executed = rng.random((batch, length)) < probability
@@ -124,30 +193,27 @@ class CoinTask(ReplTask):
         happened = np.where(program.executed[..., None], program.commands, stays)
         return self.answers(happened, program.asked)
 
+    # From a program to tokens.
+
     def start_tokens(self):
         """`>>> from random import random`, then a line for each variable: [3 + 5n]."""
         coins = self._line((), ">>> ", "from random import random", "\n")
         return np.concatenate([coins, super().start_tokens()])
 
-    def behind_coins(self, lines, probability):
-        """`>>> if random() < 0.5: a, b = b, a`, and `... ` under it. -1 stands for no token.
-
-        A certain command (probability 1) shows no coin, and one of probability 0 does not show.
-
-        Shapes: lines [B, L, W], probability [B, L] -> [B, L, W + 4].
-        """
-        coin = self._coin[np.searchsorted(COINS, np.minimum(probability, COINS[-1]))]
-        before = self._line(coin.shape, ">>> ", "if random() < ", coin)
-        after = self._line(coin.shape, "... ", "\n")
-        tokens = np.concatenate([before, lines[..., 1:], after], -1)
-        added = [1, 2, -2, -1]
-        tokens[..., added] = np.where(probability[..., None] < 1, tokens[..., added], -1)
-        tokens[probability == 0] = -1
-        return tokens
-
     def write_program(self, program):
         """The traces of a program: tokens [B, T], reveals [B, T]."""
-        lines = self.behind_coins(self.command_tokens(program.commands), program.probability)
+        # Every command as `>>> if random() < 0.5: a, b = b, a`, with `... ` under it.
+        lines = self.command_tokens(program.commands)
+        uncertain = program.probability < 1
+        shown = np.where(uncertain, program.probability, COINS[-1])
+        coin = np.array([self._id[f"{coin}: "] for coin in COINS])[np.searchsorted(COINS, shown)]
+        before = self._line(coin.shape, ">>> ", "if random() < ", coin)
+        after = self._line(coin.shape, "... ", "\n")
+        lines = np.concatenate([before, lines[..., 1:], after], -1)
+
+        # A certain command shows no coin: -1 stands for no token, and is taken out again.
+        added = [1, 2, -2, -1]
+        lines[..., added] = np.where(uncertain[..., None], lines[..., added], -1)
         tokens, reveals = self.assemble(lines, program.asked, self.program_answers(program))
         kept = tokens >= 0
         return tokens[kept].reshape(len(tokens), -1), reveals[kept].reshape(len(tokens), -1)
@@ -159,14 +225,16 @@ class CoinTask(ReplTask):
         return self.batch_of(self.draw(batch, length, spacing, rng))
 
     def test_batch(self, batch, length, spacing, rng):
-        return self.batch_of(self.draw(batch, length, spacing, rng, self.schedule, self.share))
+        return self.batch_of(self.draw(batch, length, spacing, rng, self.schedule))
 
     def batch_of(self, program):
         """A Batch whose `best` is the filter's prediction; no other symbol can be revealed."""
         tokens, reveals = self.write_program(program)
         best = np.zeros((*program.asked.shape, len(self.vocab)))
         best[..., self.value_tokens] = self.best_predictions(program)
-        return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:], best)
+        return next_tokens(tokens, reveals, best)
+
+    # The filter of these traces.
 
     @cached_property
     def automaton(self):
@@ -175,109 +243,339 @@ class CoinTask(ReplTask):
         A command of number g and coin number c (the last: certain) is symbol g (coins + 1) + c. The
         reveals follow, variable by variable.
         """
-        group, n, probabilities = self.group, self.group.degree, [*COINS, 1.0]
-        everyone, stays = np.arange(group.order), np.eye(group.order)
-        moves = stays[group.compose(everyone[:, None], everyone)].transpose(1, 2, 0)
-        commands = [p * move + (1 - p) * stays for move in moves for p in probabilities]
-        shown = group.elements.T[:, None] == np.arange(n)[:, None]  # [variable, value, state]
-        rho = np.concatenate([np.ones((len(commands), group.order), bool),
-                              shown.reshape(n * n, -1)])
-        names = [f"{g + 1} with probability {p}" for g in group.elements for p in probabilities]
-        names += [f"{string.ascii_lowercase[i]} {j + 1}" for i in range(n) for j in range(n)]
-        delta = np.concatenate([commands, np.broadcast_to(stays, (n * n, *stays.shape))])
-        return PFSA(delta, rho, stays[0], names)
+        group = self.group
+        n, Q = group.degree, group.order
+        stays = np.eye(Q)
+
+        # moves[g, new, old] = 1 where command g takes the state old to the state new.
+        after = group.compose(np.arange(Q)[:, None], np.arange(Q))  # [old, g]
+        moves = stays[after].transpose(1, 2, 0)
+        p = np.array([*COINS, 1.0])[:, None, None]
+        commands = (p * moves[:, None] + (1 - p) * stays).reshape(-1, Q, Q)
+
+        # A reveal excludes the states in which the variable holds another value.
+        shown = group.elements.T[:, None] == np.arange(n)[:, None]  # [variable, value, Q]
+        delta = np.concatenate([commands, np.broadcast_to(stays, (n * n, Q, Q))])
+        rho = np.concatenate([np.ones((len(commands), Q), bool), shown.reshape(n * n, Q)])
+        return PFSA(delta, rho, stays[0])
 
     def symbols(self, program):
         """The automaton's symbols of a program, in the order of the trace: [B, L + L/S]."""
         batch, count = program.asked.shape
         coins = np.searchsorted(COINS, program.probability)
         lines = self.group.index(program.commands) * (len(COINS) + 1) + coins
-        reveals = (self.group.order * (len(COINS) + 1)
-                   + program.asked * self.group.degree + self.program_answers(program))
-        return np.concatenate([lines.reshape(batch, count, -1), reveals[..., None]],
-                              -1).reshape(batch, -1)
+        reveals = program.asked * self.group.degree + self.program_answers(program)
+        reveals += self.group.order * (len(COINS) + 1)
+        blocks = [lines.reshape(batch, count, -1), reveals[..., None]]
+        return np.concatenate(blocks, -1).reshape(batch, -1)
 
     def best_predictions(self, program):
         """What the exact filter expects at each reveal: the best prediction that there is.
 
-        p(value | all lines before, the variable asked for). No other has a smaller expected loss
-        -log p(answer), and its largest entry is the best probability of a right guess.
-        Shapes: -> [B, L/S, n].
+        p(value | all lines before, the variable asked for): [B, L/S, n]. No other prediction has a
+        smaller expected loss -log p(answer).
         """
-        holds = self.group.elements.T[:, :, None] == np.arange(self.group.degree)  # [n, Q, n]
-        return (self.beliefs(program)[..., None, :] @ holds[program.asked])[..., 0, :]
-
-    def beliefs(self, program):
-        """The exact belief ahead of each reveal: [B, L/S, Q]."""
         spacing = program.commands.shape[1] // program.asked.shape[1]
         beliefs, _ = self.automaton.filter(self.symbols(program))
-        return beliefs[:, spacing::spacing + 1]
+        ahead = beliefs[:, spacing::spacing + 1]  # of each reveal: [B, L/S, Q]
+        holds = self.group.elements.T[:, :, None] == np.arange(self.group.degree)  # [n, Q, n]
+        return (ahead[..., None, :] @ holds[program.asked])[..., 0, :]
 
 
 TASKS["coins"] = CoinTask
 
 
-# --- The command line -----------------------------------------------------------------------------
+# --- 3. Two linear representations ----------------------------------------------------------------
+#
+# A command mixes the entries of a belief, and a reveal deletes the states that it excludes. Both
+# are matrices with entries >= 0. Without Bayes' division the belief is linear, the paper's JOINT
+# representation:
+#
+#     h_t = A_t h_{t-1}          |h_t|_1 = probability of all that was revealed up to t         (1)
+#
+# That is exact, and it dies: every reveal that had probability 1/2 halves h, until its numbers are
+# 0. An n x n matrix of MARGINALS, H_ij = P(variable i holds value j), is smaller than Q = n!:
+#
+#     coin of g:         H <- ((1 - p) I + p P_g) H               (P_g H)_i = H_g[i]            (2)
+#     i shows value j:   H <- (I - e_i e_i^T) H (I - e_j e_j^T) + e_i e_j^T                     (3)
+#
+# If g exchanges two variables, (1 - p) I + p P_g = I - 2p k k^T: a coin flip IS a step of the delta
+# rule, with beta = 2p. A fair coin is beta = 1, forgetting; every coin p > 1/2 needs beta > 1. Not
+# so (3): it erases a column as well, which a step from the left cannot do. The rows and columns of
+# H no longer sum to 1 after (3); the decoder repairs that, outside of the recurrence.
 
-def show(argv):
-    """A trace, Python's own state beside each line, the filter's expectation at each reveal."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.beliefs show")
-    add = parser.add_argument
-    add("--group", default="S3", help="S<n>, A<n>, Z<n>, D<n> or a product of at most 120 states")
-    add("--commands", default="full", choices=COMMANDS)
-    add("--length", type=number(1, 100), default=4, help="number of commands")
-    add("--spacing", type=number(1), default=2, help="commands per reveal")
-    add("--uncertain", type=float, default=0.5, metavar="P", help="share of commands behind a coin")
-    add("--seed", type=number(0), default=0)
-    with user_errors(parser, argv) as args:
-        task = CoinTask(Group(args.group), args.commands, args.uncertain)
-        program = task.draw(1, args.length, args.spacing, generator(args.seed, "valid"))
-    tokens, _ = task.write_program(program)
-    expected = iter(task.best_predictions(program)[0])
-    uncertain = program.probability[0] < 1
-    falls = iter(np.where(program.executed[0], 0.0, 1.0)[uncertain])
-    variables, width = {"random": lambda: next(falls)}, 6 * task.group.degree + 26
-    for line in task.decode(tokens[0]).splitlines():
-        if line.startswith(">>> ") and "print" not in line and "import" not in line:
-            exec(line[4:], variables)  # the state shown is Python's own, not ours
-        state = " ".join(str(variables.get(name, ".")) for name in task.names)
-        print(f"{line:<{width}} state {state}")
-        if "print" in line:
-            shares = ", ".join(f"{i + 1}: {p:.3f}" for i, p in enumerate(next(expected)))
-            print(f"{'':<{width}} filter {shares}")
+def joint_matrices(automaton, symbols):
+    """A = T Z of each symbol, for equation (1): [T] -> [T, Q, Q], float64."""
+    return torch.from_numpy(automaton.delta[symbols] * automaton.rho[symbols][..., None, :])
 
 
-def train_coins(argv):
-    parser = train.make_parser()
+def flip_coin(H, g, p):
+    """The marginals after a coin of g: H [..., n, n], g integer [..., n], p [...]."""
+    p = p[..., None, None]
+    moved = H.take_along_dim(g.unsqueeze(-1), -2)
+    return (1 - p) * H + p * moved                                                             # (2)
+
+
+def show_value(H, i, j):
+    """The marginals after variable i shows the value j: H [..., n, n], i and j integer [...]."""
+    e_i = F.one_hot(i, H.shape[-1]).to(H.dtype).unsqueeze(-1)
+    e_j = F.one_hot(j, H.shape[-1]).to(H.dtype).unsqueeze(-2)
+    return (1 - e_i) * H * (1 - e_j) + e_i * e_j                                               # (3)
+
+
+def sinkhorn(H, tolerance=1e-9, rounds=1000):
+    """Columns, then rows, divided by their sums until all sums are 1 (Sinkhorn and Knopp 1967)."""
+    for _ in range(rounds):
+        H = H / H.sum(-2, keepdim=True)
+        H = H / H.sum(-1, keepdim=True)
+        if (H.sum(-2) - 1).abs().max() < tolerance:
+            break
+    return H
+
+
+def marginal_predictions(task, program):
+    """What marginals in float64, with Sinkhorn's decoder, expect at each reveal: [B, L/S, n]."""
+    batch, length, n = program.commands.shape
+    spacing = length // program.asked.shape[1]
+    commands, asked, probability, _ = map(torch.from_numpy, program)
+    answers = torch.from_numpy(task.program_answers(program))
+
+    H = torch.eye(n, dtype=torch.float64).expand(batch, n, n)
+    expected = []
+    for t in range(length):
+        H = flip_coin(H, commands[:, t], probability[:, t])  # a certain command has p = 1
+        if (t + 1) % spacing == 0:
+            i = asked[:, t // spacing]
+            expected.append(sinkhorn(H)[torch.arange(batch), i])
+            H = show_value(H, i, answers[:, t // spacing])
+    return torch.stack(expected, 1).numpy()
+
+
+def measure_marginals(task, lengths, traces=32, seed=0):
+    """KL from the exact filter to the marginals, on test traces: a row for each (L, S)."""
+    rows = []
+    for length, spacing in lengths:
+        program = task.draw(traces, length, spacing, generator(seed, "test", length, spacing))
+        p, q = task.best_predictions(program), marginal_predictions(task, program)
+        # Where p is 0, p log p is 0, too: the clip makes it so.
+        kl = (p * (np.log(p.clip(1e-300)) - np.log(q.clip(1e-300)))).sum(-1)
+        rows.append({"length": length, "spacing": spacing, "kl_marginal": float(kl.mean())})
+    return rows
+
+
+# --- 4. The rescaled scan -------------------------------------------------------------------------
+#
+# Is the underflow of (1) the price of linearity? Bayes divides at every step, which is not linear,
+# but f(x) = x / |x|_1 commutes with matrices, f(A f(x)) = f(A x): WHEN one divides is free. So let
+# a pair (M, s) stand for the matrix M diag(2^s). Pairs compose, and composition is associative,
+#
+#     first (M_1, s_1), then (M_2, s_2):   (M_2 diag(2^(s_2 - c)) M_1, s_1 + c)                 (4)
+#
+# with any c for each column. So there is a parallel scan, and c keeps every column near 1. Powers
+# of two round nothing. Each column has a scale of its own, since column j is the belief of a reader
+# who began in state j. Two beginnings that fit the reveals unequally well drift apart without
+# bound.
+
+NEVER = -2**40  # the scale of a column of zeros: this beginning is excluded
+
+
+def rescale(M_KV, s_K, s_V):
+    """diag(2^s_K) M diag(2^s_V) as a pair, the largest entry of each column in [1/2, 1).
+
+    Shapes: M [..., K, V]; s_K, s_V int64 [..., K], [..., V]. Zeros have no scale of their own.
+    """
+    mantissa_KV, exponent_KV = torch.frexp(M_KV)
+    exponent_KV = torch.where(mantissa_KV != 0, exponent_KV + s_K.unsqueeze(-1), NEVER)
+    c_V = exponent_KV.amax(-2)
+    below_KV = (exponent_KV - c_V.unsqueeze(-2)).clamp_min(-2000)  # ldexp reads 32 bits only
+    return torch.ldexp(mantissa_KV.expand_as(below_KV), below_KV), s_V + c_V
+
+
+def compose(first, then):
+    """The pair that acts as `first`, then as `then`: equation (4)."""
+    M1_KV, s1_V = first
+    M2_KK, s2_K = then
+    M1_KV, s_V = rescale(M1_KV, s2_K, s1_V)
+    return rescale(M2_KK @ M1_KV, torch.zeros_like(s2_K), s_V)                                 # (4)
+
+
+def rescaled_scan(A_TKK, h_K):
+    """Equation (1) at every t at once, in any number format, for any length.
+
+    After round r every pair spans 2^r tokens, so ceil(log2 T) rounds make all products from the
+    start (Hillis and Steele 1986).
+    Shapes: A [..., T, K, K] with entries >= 0, h [..., K]
+            -> f(h_t) [..., T, K], and the log of |h_t|_1 [..., T], float64
+    """
+    T = A_TKK.shape[-3]
+    zeros_TK = A_TKK.new_zeros(A_TKK.shape[:-1], dtype=torch.int64)
+    M_TKK, s_TK = rescale(A_TKK, zeros_TK, zeros_TK)
+
+    span = 1
+    while span < T:
+        # The first `span` pairs begin at the start: they are done.
+        earlier = M_TKK[..., :-span, :, :], s_TK[..., :-span, :]
+        later = M_TKK[..., span:, :, :], s_TK[..., span:, :]
+        joined_M, joined_s = compose(earlier, later)
+        M_TKK = torch.cat([M_TKK[..., :span, :, :], joined_M], -3)
+        s_TK = torch.cat([s_TK[..., :span, :], joined_s], -2)
+        span *= 2
+
+    # The start is a pair, too: a matrix of one column.
+    h_K1 = h_K.unsqueeze(-1).unsqueeze(-3)
+    h_TK1, s_T1 = compose((h_K1, s_TK.new_zeros(1)), (M_TKK, s_TK))
+    norm_T1 = h_TK1.sum(-2)
+    log_norm_T1 = norm_T1.double().log() + s_T1.double() * math.log(2)
+    return (h_TK1 / norm_T1.unsqueeze(-2)).squeeze(-1), log_norm_T1.squeeze(-1)
+
+
+# --- 5. The paper's two examples ------------------------------------------------------------------
+
+LONG = 100_000  # steps of the rescaled scan in the demonstration
+
+
+def underflow(dtype):
+    """After how many reveals both linear representations are 0 where they should not be.
+
+    Joint, the paper's figure 9: h_2 halves at each reveal, while the belief stays the same.
+    Marginal, figure 10: a cycle exchanges the variables 2 and 3 with probability 1/2, and then 2
+    shows its old value. So H_33 halves, while the true belief is the same after each cycle.
+    """
+    A = joint_matrices(leak(), np.zeros(1, int))[0].to(dtype)
+    h = torch.tensor([0, 0.5, 0.5]).to(dtype)
+    joint = 0
+    while h[1] > 0:
+        h = A @ h                                                                              # (1)
+        joint += 1
+
+    two = torch.tensor(1)
+    H = torch.eye(3, dtype=dtype)
+    marginal = 0
+    while H[2, 2] > 0:
+        H = flip_coin(H, torch.tensor([0, 2, 1]), torch.tensor(0.5, dtype=dtype))
+        H = show_value(H, two, two)
+        marginal += 1
+    return joint, marginal
+
+
+def print_underflow():
+    print("The reveal after which a number that each reveal halves is 0\n"
+          "format       figure 9, joint   figure 10, marginals")
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        joint, marginal = underflow(dtype)
+        print(f"{str(dtype)[6:]:<12} {joint:<17} {marginal}")
+
+
+def print_rescaled():
+    """The rescaled scan where (1) has long been 0, against the exact numbers."""
+    print(f"\nThe rescaled scan, float32, {LONG:,} steps of figure 9 with a leak of p")
+    for p in (0.5, 0.3):
+        A = joint_matrices(leak(p), np.zeros(1, int)).float().expand(LONG, 3, 3)
+        belief, evidence = rescaled_scan(A, torch.tensor([0, 0.5, 0.5]))
+        shown = [round(share, 6) for share in belief[-1].tolist()]
+        truth = [p, (1 - p) / 2, (1 - p) / 2]
+        log_truth = (LONG - 1) * math.log(1 - p)  # the first reveal is certain
+        print(f"p = {p}: log |h| {evidence[-1]:.3f}, exactly {log_truth:.3f}; "
+              f"belief {shown}, exactly {truth}")
+
+
+# --- 6. The command line --------------------------------------------------------------------------
+
+def parser_of(part):
+    """A parser of the options that the parts share."""
+    parser = argparse.ArgumentParser(prog=f"python -m experiments.beliefs {part}")
+    parser.add_argument("--group", default="S3",
+                        help="S<n>, A<n>, Z<n>, D<n> or a product, of at most 120 states")
+    parser.add_argument("--commands", default="full", choices=COMMANDS)
     parser.add_argument("--uncertain", type=float, default=0.25, metavar="P",
                         help="share of the commands behind a coin, 0 to 1")
-    train_run("experiments.beliefs", "coins", parser, argv)
+    parser.add_argument("--seed", type=number(0), default=0, help="of all that is random")
+    return parser
 
 
-def eval_coins(argv):
-    parser = make_eval_parser("experiments.beliefs")
-    parser.add_argument("--schedule", default="random", choices=SCHEDULES,
-                        help="which variables are revealed")
-    parser.add_argument("--uncertain", type=float, metavar="P",
-                        help="share of the commands behind a coin (default: that of the training)")
+def task_of(args):
+    return CoinTask(Group(args.group), args.commands, args.uncertain)
 
-    def prepare(task, args):
-        if args.schedule == "adversarial":
-            task.group.transpositions  # refuse a group without them here
-            if args.uncertain is not None:
-                raise ValueError("--schedule adversarial has coins of its own; "
-                                 "leave out --uncertain")
-        if args.uncertain is not None:
-            check_share(args.uncertain)
-        task.schedule, task.share = args.schedule, args.uncertain
-        return {"schedule": args.schedule, "uncertain": args.uncertain}
 
-    eval_run("coins", parser, argv, prepare)
+def show(argv):
+    """A trace of four commands, and what the filter expects at each reveal."""
+    parser = parser_of("show")
+    parser.set_defaults(uncertain=0.5)
+    args = parse(parser, argv)
+    with one_line_errors(parser):
+        task = task_of(args)
+        program = task.draw(1, 4, 2, generator(args.seed, "valid"))
+
+    tokens, _ = task.write_program(program)
+    expected = iter(task.best_predictions(program)[0])
+    for line in task.decode(tokens[0]).splitlines():
+        print(line)
+        if "print" in line:
+            shares = ", ".join(f"{i + 1}: {p:.3f}" for i, p in enumerate(next(expected)))
+            print(f"{'':<24}filter {shares}")
+
+
+def linear(argv):
+    """How both linear representations end: by underflow, or by what marginals do not say."""
+    parser = parser_of("linear")
+    parser.add_argument("--lengths", type=stages, default=[(16, 4), (64, 4), (256, 4)],
+                        help="LENGTH:SPACING,...")
+    parser.add_argument("--traces", type=number(1, 10**5), default=32, help="of each length")
+    args = parse(parser, argv)
+    with one_line_errors(parser):
+        task = task_of(args)
+        try_stages(task, args.lengths, args.traces)
+
+    print_underflow()
+    print_rescaled()
+    print(f"\nWhat marginals lose in float64 on {args.group}, commands {args.commands}, share "
+          f"{args.uncertain} behind a coin: KL from the filter")
+    for row in measure_marginals(task, args.lengths, args.traces, args.seed):
+        print(f"({row['length']},{row['spacing']})  {row['kl_marginal']:.6f} nats")
+
+
+def train_run(argv):
+    """Train a model on uncertain programs, and evaluate it against the filter."""
+    parser = parser_of("train")
+    add = parser.add_argument
+    add("--model", default="linrnn", choices=MODELS)
+    add("--curriculum", type=stages, default=Recipe().curriculum, help="LENGTH:SPACING,...")
+    add("--max-steps", type=number(1), default=1500, help="steps before the last stage, at most")
+    add("--last-steps", type=number(1), default=150, help="steps of the last stage")
+    add("--device", default="auto", help="auto, cpu, cuda, mps")
+    add("--out", help="run folder (default: below runs/beliefs); a run in it is gone on with")
+    args = parse(parser, argv)
+
+    with one_line_errors(parser):
+        device = choose_device(args.device)
+        task = task_of(args)
+        recipe = Recipe(curriculum=args.curriculum, max_steps=args.max_steps,
+                        last_steps=args.last_steps, seed=args.seed, **task.recipe_options)
+        try_stages(task, recipe.curriculum, recipe.batch, 2**16)
+
+        # What load_run needs to make the task and the model again.
+        options = options_of(MODELS[args.model]) | task.model_options
+        description = {"format": "coins", "group": args.group, "commands": args.commands,
+                       "uncertain": args.uncertain, "model": args.model, "options": options}
+        model = evaluation.make_model({**description, "seed": args.seed}, task).to(device)
+
+        name = f"{args.model}-{args.group}-{args.commands}-{args.uncertain}-seed{args.seed}"
+        folder = Path(args.out or f"runs/beliefs/{name}")
+        model, _ = train(model, task, recipe, folder, resume=True, description=description)
+
+    evaluation.evaluate_and_print(model, task, task.test_lengths)
+
+
+PARTS = {"show": show, "linear": linear, "train": train_run, "eval": evaluation.main}
 
 
 def main(argv=None):
-    run_part("experiments.beliefs", {"show": show, "train": train_coins, "eval": eval_coins}, argv)
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="python -m experiments.beliefs",
+                                     description=__doc__.split("\n")[0])
+    parser.add_argument("part", choices=PARTS, help="--help behind it shows its options")
+    PARTS[parser.parse_args(argv[:1]).part](argv[1:])
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,184 +1,422 @@
-"""What does a head do inside a linear RNN: with which beta, with which keys, and at what price?
+"""Which head of a linear RNN tracks the state, with which beta and keys, and what does it hold?
 
-Finding, on the five stored models of S5, seeds 0-4. The commands below and analysis.ipynb print
-these numbers; there is no record.
-    One head of four tracks. Its mean beta is 1.84 or more at all five right-hand names of a command
-and at two to four of the five left-hand ones.
-    It is needed, and the others are not. With its beta scaled to [0, 1] the accuracy at (64,2)
-falls from 100% to 20.5% on seed 0, where chance is 20.0%; that of any other head costs nothing.
-    Its keys are not, in general, those of the hand-built machine (scan.py, section 1). The 25
-right-hand keys have 300 inner products. Their absolute values correlate with those of the machine
-by r = .90, .64, .50, .53 and .79. So "a close relative of the machine" is true of two seeds at
-most. The learned keys span 9, 8, 7, 7 and 8 dimensions (singular values above a fifth of the
-largest), the machine's 9. At the first place the keys of two names have |cos| = .74 to .98 on
-average, the machine's .5.
-    A linear map reads the whole permutation off the tracking head, and off no other (fit_probe).
-    The hand-built machine itself errs by rounding only. In float32 the error of S grows by about
-1.5e-7 a command, to 1.5e-3 after 10,000. In bfloat16 it is 0, since rounding to 8 bits corrects.
+Finding, on the five stored models of S5, seeds 0-4. One head of four tracks, with beta near 2 at
+all five right-hand names of a command, and only this head needs its reflections: with its beta in
+[0, 1] 19 to 26% of the reveals are right at (64,2), where chance is 20%, and that of another head
+costs nothing. Its keys are not in general those of the swap machine that scan.py builds by hand:
+the inner products of the keys correlate by .90, .64, .50, .53 and .79. What the head holds is a
+linear image of the permutation: a linear map reads it off all of 64 states at 64 commands, off 97
+to 100% of them at 256, and off 0 to 31% at 512, where the state has drifted.
 
-Commands, where RUN is experiments/results/models/linrnn-S5-seed0:
-    python -m experiments.inside RUN                 beta and keys, head by head
+A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and in
+the state that model.stream returns. With one layer behind the local block the entry is 1.
+
+Commands, where RUN is experiments/results/models/linrnn-S5-seed0 (some 20 seconds each):
+    python -m experiments.inside RUN                 beta, keys, and what can be read off the state
     python -m experiments.inside RUN --intervene     accuracy with the beta of one head narrowed
 
-Sources: Siems et al. 2026 (arXiv 2602.14814), figure 5 for beta and figure 6 for the intervention;
-the comparison of the keys with the machine's is this project's.
+Source: Siems et al. 2026 (arXiv 2602.14814), figure 5 for beta and figure 6 for the intervention.
+The rest is this project's.
 
-Next: bench.py.
+Next: beliefs.py.
 """
 
 import argparse
-import json
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import MAX_COMMANDS, generator, number, run_commands, user_errors
-from eval import evaluate
-from experiments.heads import delta_blocks, load_repl_run, scan_inputs, tracking_heads
-from scan import delta_rule_chunked, delta_rule_recurrent, exchange_key, swap_machine_keys
+from data import UserError, draw_commands, generator, one_line_errors, parse, run, run_commands
+from eval import device_of, evaluate, load_run
+from models import DeltaBlock
+from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key,
+                  swap_machine_keys)
+
+
+class Untracked(UserError):
+    """The heads do not hold a state of the group: the model has not learned it."""
+
+
+def load_repl_run(folder, device="cpu"):
+    """load_run, for a run on REPL traces. Raises: UserError for a run of any other format."""
+    checkpoint, task, model = load_run(folder, device)
+    name = checkpoint["config"]["format"]
+    if name != "repl":
+        raise UserError("this chapter looks for the finitely many states of REPL traces; the run "
+                        f"in {folder} was trained on the format {name}")
+    return checkpoint, task, model
+
+
+# --- Which head tracks ----------------------------------------------------------------------------
+
+def delta_blocks(model):
+    """The DeltaBlocks of a model: {entry: block}. Other models have none."""
+    found = {}
+    for entry, block in enumerate(model.blocks):
+        if isinstance(block, DeltaBlock):
+            found[entry] = block
+    return found
+
+
+@torch.no_grad()
+def scan_inputs(model, tokens):
+    """What each DeltaBlock hands to its scan: {entry: (q, k, v, beta)}, shaped as in models.py."""
+    x = model.embedding(tokens)
+    found = {}
+    for entry, block in enumerate(model.blocks):
+        if isinstance(block, DeltaBlock):
+            found[entry] = block.inputs_of_scan(x)
+        x, _ = block(x)
+    return found
+
+
+@torch.no_grad()
+def tracking_heads(model, task):
+    """The heads that keep what they held before a trace, and move it: [(entry, head)].
+
+    Start at S = I and write nothing. Then the scan over 32 commands returns the product P of its
+    steps. E|P|^2 - |E P|^2, over random traces, counts the directions that are kept and moved. The
+    count is 0 for a head that forgets, where P = 0, and for one that merely remembers, whose P is
+    the same for all traces. A group that moves anything moves a direction or more.
+    """
+    tokens, _ = task.sample(64, 32, 32, generator(0, "valid", 32, 32))
+    # Neither the lines `>>> a = 1` nor the reveal at the end: they may overwrite the state.
+    whole = slice(len(task.start_tokens()), settled_ends(task, 32, 32)[-1])
+
+    found = []
+    for entry, inputs in scan_inputs(model, torch.from_numpy(tokens).to(device_of(model))).items():
+        q, k, _, beta = [x[:, :, whole] for x in inputs]
+        eye = torch.eye(k.shape[-1]).to(k).expand(*k.shape[:2], -1, -1)
+        _, P = delta_product(q, k, torch.zeros_like(k), beta, eye)
+        moved = P.square().sum((-2, -1)).mean(0) - P.mean(0).square().sum((-2, -1))
+        for head in (moved > 0.25).nonzero().flatten().tolist():
+            found.append((entry, head))
+    return found
+
 
 # --- Beta and keys, place by place ----------------------------------------------------------------
 
 def command_lines(task, of_tokens, length, spacing):
-    """The part of an array over tokens that belongs to commands: [B, T, ...] -> [B, L, line, ...].
+    """Of an array over tokens the part that belongs to commands: [B, T, ...] -> [B, L, line, ...].
     """
     batch, rest = len(of_tokens), of_tokens.shape[2:]
-    body = of_tokens[:, task.start_tokens().size:].reshape(batch, length // spacing, -1, *rest)
     reveal = task.reveal_tokens(np.array(0), np.array(0)).size
+    body = of_tokens[:, task.start_tokens().size:]
+    body = body.reshape(batch, length // spacing, -1, *rest)
     return body[:, :, :-reveal].reshape(batch, length, -1, *rest)
 
 
-def beta_by_place(model, task, traces=16, length=64, spacing=8, seed=0):
-    """Mean beta at each place in the line of a command: [layers, heads, line]. Figure 5.
+def some_traces(model, task):
+    """Tokens of 64 traces of (64,8), on the device of the model."""
+    tokens, _ = task.sample(64, 64, 8, generator(0, "valid"))
+    return torch.from_numpy(tokens).to(device_of(model))
 
-    Of a token with several writes the first is taken.
+
+def beta_by_place(model, task):
+    """Mean beta at each place in the line of a command: [layers, heads, line].
+
+    Of a token with several writes the first is taken.  Source: the paper's figure 5.
     """
-    tokens, _ = task.sample(traces, length, spacing, generator(seed, "valid"))
-    betas = [beta[..., 0].permute(0, 2, 1)
-             for *_, beta in scan_inputs(model, torch.from_numpy(tokens))]
-    return torch.stack([command_lines(task, beta, length, spacing).mean((0, 1)).T
-                        for beta in betas])
+    means = []
+    for *_, beta in scan_inputs(model, some_traces(model, task)).values():
+        by_token = beta[..., 0].transpose(1, 2)                                  # [B, T, H]
+        means.append(command_lines(task, by_token, 64, 8).mean((0, 1)).T)
+    return torch.stack(means).cpu()
 
 
-def name_keys(model, task, layer, head, traces=16, length=64, spacing=8, seed=0):
-    """A head's mean key for each left-hand name [n, K], and for the name y as i-th on the right
-    [n, n, K] (place i, name y), of full commands and the first write of a token.
+def right_hand_keys(model, task, entry, head):
+    """A head's mean key where the name y stands as i-th on the right: [n, n, K] (place i, name y).
 
-    k and -k make the same step, so the mean is taken up to sign.
+    For full commands and the first write of a token. k and -k make the same step, so the mean is
+    the unit vector that is closest to the keys up to their signs.
     """
-    n = task.group.degree
-    tokens = torch.from_numpy(task.sample(traces, length, spacing, generator(seed, "valid"))[0])
-    keys = scan_inputs(model, tokens)[layer][1][:, head, :, 0]
-    lines = command_lines(task, tokens, length, spacing).flatten(0, 1)
-    keys = command_lines(task, keys, length, spacing).flatten(0, 1)
-    places = slice(n + 2, 2 * n + 2)  # `>>> `, n names, ` = `, n names
-    left, right = keys[:, 1:n + 1], keys[:, places]
-    names = torch.tensor([task.names.index(task.vocab[token][-1])
-                          for token in lines[:, places].flatten()]).view(-1, n)
-    fetched = torch.stack([torch.stack([mean_axis(right[names[:, i] == y, i]) for y in range(n)])
-                           for i in range(n)])
-    return torch.stack([mean_axis(left[:, x]) for x in range(n)]), fetched
+    n, tokens = task.group.degree, some_traces(model, task)
+    _, keys, _, _ = scan_inputs(model, tokens)[entry]
+
+    right = slice(n + 2, 2 * n + 2)  # `>>> `, n names, ` = `, n names
+    tokens = command_lines(task, tokens, 64, 8)[:, :, right].flatten(0, 1)
+    keys = command_lines(task, keys[:, head, :, 0], 64, 8)[:, :, right].flatten(0, 1)
+
+    mean = torch.empty(n, n, keys.shape[-1])
+    for i in range(n):
+        for y, name in enumerate(task.names):
+            symbol = task.vocab.index(name if i == 0 else f", {name}")
+            there = keys[tokens[:, i] == symbol, i]
+            mean[i, y] = torch.linalg.svd(there, full_matrices=False).Vh[0]
+    return mean
 
 
-def mean_axis(keys):
-    """The unit vector closest, up to sign, to the given ones: [count, K] -> [K]."""
-    return torch.linalg.svd(keys, full_matrices=False).Vh[0]
+def likeness(keys):
+    """How much right-hand keys [n, n, K] are like those of the swap machine: in [-1, 1].
 
-
-def likeness(fetched):
-    """How much right-hand keys [n, n, K] are like those of the hand-built machine: in [-1, 1].
-
-    It is the correlation of the absolute inner products of all pairs of keys. Those of the machine,
-    (e_i - e_y') / sqrt 2 for the name y at place i, meet at 60 degrees if they share the place or
-    the name, else at 90. A rotation of all keys, or the sign of one, changes nothing.
+    It is the correlation of all inner products, without their signs. The machine's keys,
+    (e_i - e_y') / sqrt 2, meet at 60 degrees if they share the place or the name, else at 90. A
+    rotation of all keys, or the sign of one, changes nothing.
     """
-    n = len(fetched)
-    place = torch.arange(n)
-    built = exchange_key(place.unsqueeze(1).expand(n, n), (place + n).expand(n, n), 2 * n)
+    n = len(keys)
+    place, name = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
     pairs = np.triu_indices(n * n, 1)
-    ours, machines = [(k.flatten(0, 1) @ k.flatten(0, 1).T).abs().numpy()[pairs]
-                      for k in (fetched.double(), built)]
-    return float(np.corrcoef(ours, machines)[0, 1])
+    products = []
+    for k in (keys.double(), exchange_key(place, name + n, 2 * n)):
+        listed = k.flatten(0, 1)
+        products.append((listed @ listed.T).abs().numpy()[pairs])
+    return float(np.corrcoef(*products)[0, 1])
 
 
 # --- What a head is worth -------------------------------------------------------------------------
 
-def intervene(model, task, limits, length=64, spacing=2, traces=64, seed=0):
-    """Accuracy over all reveals with the beta of ONE head scaled from [0, beta_max] to [0, limit],
-    the other heads as trained: [layers, heads, limits]. Figure 6 of the paper.
+def intervene(model, task, limits, traces=64):
+    """Accuracy at (64,2) with the beta of ONE head scaled from [0, beta_max] to [0, limit], the
+    other heads as trained: [layers, heads, limits].  Source: the paper's figure 6.
     """
     accuracy = []
     for block in delta_blocks(model).values():
-        trained, rows = block.beta_max, []
+        trained = block.beta_max
+        rows = np.empty((block.heads, len(limits)))
         for head in range(block.heads):
-            rows.append([])
-            for limit in limits:
-                block.beta_max = torch.full((block.heads, 1, 1), float(trained))
-                block.beta_max[head] = limit
-                rows[-1].append(evaluate(model, task, length, spacing, traces, seed)["all"])
+            scaled = torch.full((block.heads, 1, 1), float(trained), device=device_of(model))
+            block.beta_max = scaled
+            for i, limit in enumerate(limits):
+                scaled[head] = limit
+                rows[head, i] = evaluate(model, task, 64, 2, traces)["all"]
         block.beta_max = trained
         accuracy.append(rows)
-    return np.array(accuracy)
+    return np.stack(accuracy)
 
 
-def fit_probe(states, perms):
-    """A linear map from a state to its permutation: least squares onto the n x n matrix with a 1
-    where variable i holds value j. Shapes: states [N, ...], perms [N, n] -> weights [features, nn].
+# --- Where in a trace a state can be read ---------------------------------------------------------
 
-    snap.py fits the other way round, from the permutation to the state.
+def settling_tokens(task):
+    """Tokens of a line after which the command in the line before it is done: `>>> a, b, c = `.
+
+    A network works late. The local block sees n + 3 tokens, so the names of one line still steer
+    the steps of the next, up to the `=`. A swap is followed by no such fixed text: 0.
     """
-    targets = F.one_hot(torch.from_numpy(perms), perms.shape[-1]).float()
-    return torch.linalg.lstsq(states.flatten(1), targets.flatten(1), driver="gelsd").solution
+    return 0 if task.commands == "swap" else task.group.degree + 2
 
 
-def probe_accuracy(weights, states, perms):
-    """Share of states of which the map reads every variable rightly."""
-    n = perms.shape[-1]
-    read = (states.flatten(1) @ weights).view(-1, n, n).argmax(-1)
-    return (read == torch.from_numpy(perms)).all(-1).float().mean().item()
+def settled_ends(task, length, spacing):
+    """How many tokens of a trace are read when each command but the last has settled: [L - 1]."""
+    done = np.arange(1, length)
+    command = task.command_tokens(np.arange(task.group.degree)).size
+    reveal = task.reveal_tokens(np.array(0), np.array(0)).size
+    before = task.start_tokens().size + settling_tokens(task)
+    return before + done * command + done // spacing * reveal
+
+
+def read_heads(state, heads):
+    """The S of these heads, from the state of a stream: [B, heads, K, V]."""
+    return torch.stack([state[entry][:, head] for entry, head in heads], 1)
+
+
+def write_heads(state, heads, S):
+    """The state of a stream with S [B, heads, K, V] in these heads. The given state is kept."""
+    state = list(state)
+    for i, (entry, head) in enumerate(heads):
+        state[entry] = state[entry].clone()
+        state[entry][:, head] = S[:, i]
+    return state
+
+
+@torch.no_grad()
+def ask_all(model, task, state, batch):
+    """What the model answers to a `print` of each variable, before the next line: [B, n], from 0.
+
+    Each question starts from the same state, so none tells the model anything about another.
+    """
+    device = device_of(model)
+    values = torch.from_numpy(task.value_tokens).to(device)
+    answers = []
+    for variable in range(task.group.degree):
+        lines = task.reveal_tokens(np.full(batch, variable), np.zeros(batch, int))
+        question = torch.from_numpy(lines[:, :-2]).to(device)  # all but the value and the newline
+        logits, _ = model.stream(question, state)
+        answers.append(logits[:, -1, values].argmax(-1))
+    return torch.stack(answers, -1).cpu().numpy()
+
+
+@torch.no_grad()
+def collect_states(model, task, heads, traces, length, spacing, rng, ask=False):
+    """What the heads hold once each command of fresh traces has settled, and where the trace is.
+
+    With ask the permutations are the model's own answers, which may name a value twice.
+    Shapes: states [B, L, heads, K, V]; perms [B, L, n].
+    """
+    longer = length + spacing  # the last command settles in the line after it
+    commands = draw_commands(task.group, task.commands, (traces, longer), rng)
+    asked = rng.integers(task.group.degree, size=(traces, longer // spacing))
+    tokens = torch.from_numpy(task.write(commands, asked)[0]).to(device_of(model))
+
+    state, states, answers = None, [], []
+    begin = 0
+    for end in settled_ends(task, longer, spacing)[:length]:
+        if ask:
+            line_end = end - settling_tokens(task)
+            _, state = model.stream(tokens[:, begin:line_end], state)
+            answers.append(ask_all(model, task, state, traces))
+            begin = line_end
+        if begin < end:
+            _, state = model.stream(tokens[:, begin:end], state)
+        states.append(read_heads(state, heads))
+        begin = end
+
+    perms = np.stack(answers, 1) if ask else run_commands(commands[:, :length])
+    return torch.stack(states, 1), perms
+
+
+# --- The permutation in a state -------------------------------------------------------------------
+#
+# Let P be the n x n matrix with a 1 where variable i holds value j, and 0 elsewhere. Once a command
+# has settled, what the tracking heads hold is a linear image of P:
+#
+#     S = mean + sum_ij (P_ij - 1/n) B_ij + noise                                               (1)
+#
+# Why. At the start a key k_j carries the value j: S = sum_j k_j v_j^T. Later nothing is written; a
+# command moves the keys, A_g k_i = k_i' for the variable i' that is given what i held. (In the head
+# built by hand, scan.py, k_i = e_i.) So after any commands S = sum_ij P_ij k_i v_j^T. This is (1),
+# with B_ij = k_i v_j^T. Rows and columns of P - 1/n sum to 0, so only (n - 1)^2 directions of B
+# count. All are of one length if keys and values are orthonormal.
+#
+# A smaller group spans fewer: Z_n n - 1; D_n 2 n - 3 for even n and 2 n - 2 for odd n. In a product
+# the numbers of the factors add up. A head may hold fewer still: any that tell all elements apart.
+# A trained Z7 holds 2 of 6, a circle; a D6 5 of 9.
+
+SHORTEST = 0.25  # of the longest: a direction below is not used by the head, and read as noise
+
+
+def nearest(P):
+    """A permutation for each matrix: take the largest entry, cross out its row and column, again.
+
+    If no entry is off by 1/2 from a permutation matrix, it is that one, and no other is as near.
+    Shapes: P [..., n, n] -> [..., n].
+    """
+    n = P.shape[-1]
+    left = P.clone().reshape(-1, n, n)
+    each = torch.arange(len(left), device=P.device)
+    found = torch.empty(len(left), n, dtype=torch.long, device=P.device)
+    for _ in range(n):
+        largest = left.flatten(1).argmax(1)
+        i, j = largest // n, largest % n
+        found[each, i] = j
+        left[each, i] = -torch.inf
+        left[each, :, j] = -torch.inf
+    return found.view(P.shape[:-1])
+
+
+class LinearImage:
+    """Equation (1), fitted by least squares, in float64, to states of these heads.
+
+    Left out are the states with a value twice: they span directions that no permutation has.
+    Shapes: states [..., heads, K, V], a tensor; perms [..., n], an array.
+    Attributes: fitted, the number of states of the fit; sizes, the lengths of the directions.
+    Raises: Untracked if no state is left."""
+
+    def __init__(self, heads, states, perms):
+        self.heads, self.n = heads, perms.shape[-1]
+        perms = torch.from_numpy(perms).flatten(0, -2)
+        whole = (perms.sort(-1).values == torch.arange(self.n)).all(-1)
+        self.fitted = int(whole.sum())
+        if not self.fitted:
+            raise Untracked("the heads do not hold the permutation, no answer is one: train longer")
+
+        X = F.one_hot(perms[whole], self.n).flatten(-2).double()
+        Y = states.flatten(-3).flatten(0, -2).cpu().double()[whole]
+        average, mean = X.mean(0), Y.mean(0)  # average: 1/n, where the points are moved uniformly
+        self.spread = (Y - mean).square().sum(1).mean().sqrt().item()
+
+        B = torch.linalg.pinv(X - average) @ (Y - mean)
+        inverse = torch.linalg.pinv(B, rtol=SHORTEST)
+        sizes = torch.linalg.svdvals(B)
+        self.sizes = sizes[sizes > SHORTEST * sizes[0]]
+
+        # Back to the dtype first: the GPUs of Apple have no float64.
+        self.average, self.mean, self.B, self.inverse = [
+            part.to(states.dtype).to(states.device) for part in (average, mean, B, inverse)]
+
+    def read(self, states):
+        """(S - mean) B^+, plus 1/n: [..., heads, K, V] -> P [..., n, n]."""
+        P = (states.flatten(-3) - self.mean) @ self.inverse + self.average
+        return P.unflatten(-1, (self.n, self.n))
+
+    def correct(self, states):
+        """The image of the nearest permutation, in place of each state: (1) without its noise.
+
+        Shapes: states [..., heads, K, V] -> the same.
+        """
+        perms = nearest(self.read(states))
+        P = F.one_hot(perms, self.n).flatten(-2).to(states)
+        return (self.mean + (P - self.average) @ self.B).view_as(states)
+
+    def certify(self, states):
+        """How sure is a reading? Returns (permutation [..., n], residual [...], margin [...]).
+
+        residual: the distance of S from the image of its permutation, over the spread of the
+        states. margin: the distance of P from the nearest wrong permutation, over its distance from
+        this one. Wrong are those with two values exchanged. Above 1 none of them is as near.
+        """
+        P = self.read(states)
+        perms = nearest(P)
+        error = (P - F.one_hot(perms, self.n)).square().sum((-2, -1))
+
+        # An exchange of the values of i and j costs `loss` of the inner product <P, permutation>.
+        A = P.gather(-1, perms.unsqueeze(-2).expand_as(P))  # A_ij: i holds the value of j
+        own = A.diagonal(dim1=-2, dim2=-1)
+        loss = own.unsqueeze(-1) + own.unsqueeze(-2) - A - A.mT
+        loss.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+        margin = (1 + 2 * loss.amin((-2, -1)) / error).sqrt()
+
+        off = (states - self.correct(states)).flatten(-3).norm(dim=-1)
+        return perms, off / self.spread, margin
+
+
+def read_off(model, task, heads, lengths, traces=64):
+    """Share of the states off which the whole permutation is read, after each of these lengths.
+
+    The image is fitted to 64 traces of 16 commands, and tried on fresh traces without a reveal.
+    """
+    fit = collect_states(model, task, heads, 64, 16, 16, generator(0, "valid", 16))
+    longest = max(lengths)
+    states, perms = collect_states(model, task, heads, traces, longest, longest,
+                                   generator(0, "test", longest))
+    read = nearest(LinearImage(heads, *fit).read(states)).cpu().numpy()
+    right = (read == perms).all(-1).mean(0)
+    return right[np.array(lengths) - 1].tolist()
 
 
 # --- The head built by hand -----------------------------------------------------------------------
 
-def swap_machine_errors(group, lengths, dtype, traces=4, seed=0):
-    """The machine of scan.py, set by hand, on random commands: what floating point leaves of it.
+def swap_machine_errors(group, lengths, dtype, traces=4):
+    """The swap machine of scan.py on random commands: what floating point leaves of it.
 
-    S holds value j in slot i as S[i, j] = 1. Returns, after each of the lengths, the largest
-    distance of an entry of S from its exact value, and the share of variables whose largest entry
-    names the wrong value. bf16 runs as a loop over tokens: torch solves no triangle in it.
+    Returns, after each of the lengths, the largest distance of an entry of S from its exact value,
+    and the share of variables whose largest entry names the wrong value.
     """
+    # torch solves no triangle in bf16.
     scan = delta_rule_recurrent if dtype == torch.bfloat16 else delta_rule_chunked
-    n, rng, done, rows = group.degree, generator(seed, "test", 0), 0, []
-    state = torch.eye(2 * n, n, dtype=dtype).expand(traces, -1, -1)
-    exact = None
+    n, rng = group.degree, generator(0, "test", 0)
+    state, exact = torch.eye(2 * n, n, dtype=dtype).expand(traces, -1, -1), None
+
+    rows, done = [], 0
     for length in lengths:
-        while done < length:
-            commands = group.draw((traces, min(1000, length - done)), rng)
-            keys = swap_machine_keys(torch.from_numpy(commands)).to(dtype)
-            _, state = scan(keys, keys, keys.new_zeros(*keys.shape[:-1], n),
-                            keys.new_full(keys.shape[:-1], 2), state)
-            exact = run_commands(commands, exact)[:, -1]
-            done += commands.shape[1]
-        ideal = F.pad(F.one_hot(torch.from_numpy(exact), n), (0, 0, 0, n))
+        commands = group.draw((traces, length - done), rng)
+        keys = swap_machine_keys(torch.from_numpy(commands)).to(dtype)
+        nothing = keys.new_zeros(*keys.shape[:-1], n)
+        _, state = scan(keys, keys, nothing, keys.new_full(keys.shape[:-1], 2), state)
+        exact = run_commands(commands, exact)[:, -1]
+        done = length
+
+        ideal = F.pad(F.one_hot(torch.from_numpy(exact), n), (0, 0, 0, n))  # empty spares below
+        wrong = state[:, :n].argmax(-1).numpy() != exact
         rows.append({"commands": length, "error": float((state.double() - ideal).abs().max()),
-                     "wrong": float((state[:, :n].argmax(-1).numpy() != exact).mean())})
+                     "wrong": float(wrong.mean())})
     return rows
 
 
 # --- The command line -----------------------------------------------------------------------------
 
-def place_names(task):
-    """What stands at each place of a command; name i is the i-th on the right."""
-    if task.commands == "swap":
-        return [">>>", "x", "y", "=", "y", "x", "newline"]
-    right = [f"name {i}" for i in range(1, task.group.degree + 1)]
-    return [">>>", *task.names, "=", *right, "newline"]
-
-
 def print_table(title, columns, rows):
-    """Columns: their names. Rows: (name, numbers) each."""
-    print(f"\n{title}\n{'':>10}" + "".join(f"{column:>8}" for column in columns))
+    print(f"\n{title}\n" + " " * 10 + "".join(f"{column:>8}" for column in columns))
     for name, numbers in rows:
         print(f"{name:>10}" + "".join(f"{number:8.3f}" for number in numbers))
 
@@ -186,45 +424,49 @@ def print_table(title, columns, rows):
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.inside",
                                      description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    add("run", help="a run folder of a linrnn, made by train.py")
-    add("--intervene", action="store_true", help="accuracy with the beta of each head narrowed")
-    add("--traces", type=number(1, MAX_COMMANDS // 64), default=64, help="fresh traces")
-    add("--seed", type=number(0), default=0, help="of the traces, never those of training")
-    add("--json", action="store_true", help="print the numbers as one JSON line at the end")
-    with user_errors(parser, argv) as args:
+    parser.add_argument("run", help="a run folder of a linrnn, made by train.py")
+    parser.add_argument("--intervene", action="store_true",
+                        help="accuracy with the beta of each head narrowed")
+    args = parse(parser, argv)
+
+    with one_line_errors(parser):
         checkpoint, task, model = load_repl_run(args.run)
         blocks, config = delta_blocks(model), checkpoint["config"]
         if not blocks:
-            raise ValueError(f"only a linrnn has beta and keys; this run is a {config['model']}")
+            raise UserError(f"only a linrnn has beta and keys; this run is a {config['model']}")
+
     tracking = tracking_heads(model, task)
-    heads = [(entry, head) for entry, block in blocks.items() for head in range(block.heads)]
-    names = [f"{entry}:{head}" + "*" * ((entry, head) in tracking) for entry, head in heads]
-    numbers = {"config": config, "tracking": tracking}
+    names = []
+    for entry, block in blocks.items():
+        for head in range(block.heads):
+            names.append(f"{entry}:{head}" + "*" * ((entry, head) in tracking))
     print("heads as entry:head; those with a * track")
+
     if args.intervene:
         limits = np.linspace(1, 0.5, 6) * config["options"]["beta_max"]
-        accuracy = intervene(model, task, limits, traces=args.traces, seed=args.seed)
+        accuracy = intervene(model, task, limits)
         print_table("accuracy at (64,2) with the beta of one head scaled to [0, limit]; "
-                    f"chance {task.chance:.3f}", [f"{limit:.2f}" for limit in limits],
-                    zip(names, accuracy.reshape(len(heads), -1)))
-        numbers["intervention"] = {"limits": limits.tolist(), "accuracy": accuracy.tolist()}
-    else:
-        betas = beta_by_place(model, task, args.traces, seed=args.seed)
-        print_table("mean beta at each place of a command, over all names that stand there", names,
-                    zip(place_names(task), betas.flatten(0, 1).T.tolist()))
-        numbers["beta"] = betas.tolist()
-        if task.commands == "full":
-            numbers["likeness"] = []
-            for entry, head in tracking:
-                _, keys = name_keys(model, task, [*blocks].index(entry), head, args.traces,
-                                    seed=args.seed)
-                numbers["likeness"].append(likeness(keys))
-                print(f"\nkeys of {entry}:{head} against those of the hand-built machine: "
-                      f"r = {numbers['likeness'][-1]:.2f}")
-    if args.json:
-        print(json.dumps(numbers))
+                    f"chance {task.chance:.3f}", limits.round(2),
+                    zip(names, accuracy.reshape(len(names), -1)))
+        return
+
+    places = [">>>", "x", "y", "=", "y", "x", "newline"]
+    if task.commands == "full":
+        places = [">>>", *task.names, "=", *[f"{i + 1}. name" for i in range(task.group.degree)],
+                  "newline"]
+    print_table("mean beta at each place of a command, over all names that stand there", names,
+                zip(places, beta_by_place(model, task).flatten(0, 1).T))
+
+    if task.commands == "full":
+        for entry, head in tracking:
+            r = likeness(right_hand_keys(model, task, entry, head))
+            print(f"\nkeys of {entry}:{head}, correlation with the hand-built head: r = {r:.2f}")
+
+    if tracking:
+        lengths = [1, 4, 16, 64, 256, 512]
+        print_table("share of states off which a linear map reads the whole permutation, by "
+                    "commands read", lengths, [("share", read_off(model, task, tracking, lengths))])
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,241 +1,288 @@
-"""What must grow with the number of variables?  A recipe for any n <= 26, and a certificate.
+"""What must grow with the number of variables?  One rule for any n <= 26, and runs without a part.
 
-The 2n slots and 2n reflections of scan.py do not depend on the order of the group. So a command
-costs n^2 to n^3 operations, and not n!. But the wait for the first stage, (2,1), is long for large
-n. data.py and train.py hold a rule without a table of cases. Where n > 7,
+    python -m experiments.scale                     the tables, from the records
+    python -m experiments.scale --run --group S12   trains what is missing: 0.5 to 30 minutes a run
+    python -m experiments.scale --plan --layers 18 --d-model 512      what would that cost?
 
-    width      two heads of 2n + 8 dimensions or more: a key needs 2n
-    rate       --lr falls as 1 / n, since the sums of the convolution have d (n + 3) terms, and
-               --matrix-lr as 1 / sqrt n; both from n = 6 on
-    reveals    n // 4 variables are revealed in a row, in training
-    exchanges  at S = 1 a command is a product of 1 to n exchanges, in training: some variables
-               stay, the model learns to look a variable up, and then to follow those that move
+The 2n slots and 2n reflections of scan.py do not depend on the order of the group. What grows is
+the wait for the first stage, (2,1). Against it stands data.rule_for(n): a wider model, smaller
+rates, reveals in a row, and first commands made of a few exchanges, which leave many variables in
+place. A run is *solved* if at least 99.5% of the reveals are right at (128,16).
 
-    python -m experiments.scale run --group S26                      the rule, as train.py has it
-    python -m experiments.scale run --group S12 --without exchanges  how long is (2,1) then?
+Finding (results/scale.jsonl). S26 has 10^24 times the states of S5 and takes 8.5 times its tokens,
+which grow as n^1.4; all seeds have 99.7 to 100% of the reveals at (64,8). At (128,16), twice the
+length of training, S8 is solved on 3 of 3 seeds, S12 on 2 of 3, S16 and S20 on 1 of 2, S26 on 0 of
+2. Without the exchanges S12 waits more than three times as long at (2,1), without the reveals in a
+row twice as long, since a command that moves all variables says nothing until both the look-up and
+the move are right.
 
-Finding (experiments/results/scale.jsonl). S8 and S12 are solved on three seeds of three, S16, S20
-and S26 on two of two: 99.7 to 100% of the reveals at (64,8), and 95.9 to 100% at (128,16). S26 has
-10^24 times the states of S5 and takes nine times its tokens: they grow as n^1.4, those of (2,1) as
-n^1.6. The arithmetic says n for the length of a trace. A token costs more, too, since the
-convolution has d^2 (n + 3) weights. The minutes of one core grow as n^2.1: 0.7 for S5, some 25 for
-S26. Swaps are cheaper, since all variables but two stay: their tokens grow as n^0.5, S26 takes 2.6
-minutes, and all reveals are right at (256,32).
-    S12 leaves (2,1) after 0.9 to 1.3 million tokens, three seeds. Without the reveals in a row it
-takes 1.8 to 2.3. Without the exchanges it takes 4.6 on one seed, and two are still there after 5;
-without all parts three are, at 9 to 21%. A command that moves all variables says nothing until both
-the look-up and the move are right. If some stay, the look-up pays at once. The rates matter little
-at n = 12 (1.1 on one seed).
+The plan was held against the recorded minutes of S5 to S26: it is within a factor of two on our
+cores. On GPUs nothing was measured.
 
-Is it the group, where the states are too many to be listed?  eval.py --exhaustive gives every
-command from every state, which ends at S6. S12 has 479 million states. But a group is known by a
-few generators, and states can be drawn. So here each generator is given from random states, and
-every variable is asked for:
-
-    python -m experiments.scale certify RUN --states 256 --depth 16
-
-The random states are the samples. If N of N states pass with all generators, then with 95%
-confidence a fresh state passes with a probability of at least N / (N + 3.84), Wilson's bound: 98.5%
-for 256 states. The depth is the number of random commands ahead of each state.
-
-It does not prove that every state passes, nor any at another depth: a linear recurrence drifts. And
-the share of the states that were visited is nothing: 6,656 of 4 * 10^26 for S26.
-
-Finding (experiments/results/certify.jsonl). On five seeds of S5 all of 256 states pass after 16 and
-after 64 commands, the length of training. After 256 commands 248, 252, 199, 251 and 250 pass: there
-the networks have begun to drift. The swaps of S5, S3, A5, Z7, D6 and S3xS4 pass after 16. So do two
-seeds of S8, and S12 with 256 and 252 states. S20 has 158 (one seed), and S26 none of 256 on both
-seeds: it follows random commands, of which one variable in 26 stays, and has lost those where 24
-stay. These were in its first stages only. If all stages have them, 243 of 256 pass, and random
-commands suffer: 97.7% at (64,8), 75% at (128,16), after 34.5 million tokens (one seed, no record).
-Trained on swaps, S8, S12 and S26 pass with every exchange of two variables, two seeds each: 64 of
-64 states of S26, with all of its 325 exchanges.
-
-Next: inside.py.
+Next: programs.py.
 """
 
 import argparse
-import json
-import shlex
-import time
-from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from tqdm import tqdm
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
-import train
-from data import (TASKS, Batch, ReplTask, draw_commands, generator, number, parse_stages,
-                  run_commands, user_errors)
-from eval import append_record, check_record, evaluate_and_print, wilson
-from experiments.arms import RATES, folder_of, learn, summary
-from experiments.heads import ask_all, load_repl_run
-from experiments.pairs import run_part
-from models import choose_device
+from data import (Group, ReplTask, UserError, generator, number, one_line_errors, parse, run,
+                  stages, try_stages)
+from eval import evaluate_and_print
+from experiments import record, records, train_arm
+from models import MODELS, LinRNN, build, options_of
+from train import MOST_TRAINED, Recipe
 
-RESULTS = Path(__file__).parent / "results"
-PARTS = ["width", "rate", "reveals", "exchanges"]  # of the rule
-LENGTHS = "64:8,128:16,256:32"
-
-
-# --- The rule, and the rule without one of its parts ----------------------------------------------
-
-class AblatedTask(ReplTask):
-    """ReplTask whose training lacks the reveals in a row, or the exchanges, or both."""
-
-    def __init__(self, group, commands="full", reveals=True, exchanges=True):
-        super().__init__(group, commands)
-        self.reveals, self.exchanges = reveals, exchanges
-
-    def training_batch(self, batch, length, spacing, rng):
-        n, shape = self.group.degree, (batch, length)
-        commands = draw_commands(self.group, "full", shape, rng)
-        if self.exchanges and spacing == 1:
-            words = run_commands(draw_commands(self.group, "swap", (batch * length, n), rng))
-            last = rng.integers(n, size=(batch * length, 1, 1))
-            commands = np.take_along_axis(words, last, 1).reshape(commands.shape)
-        asked = rng.integers(n, size=(batch, length // spacing, n // 4 if self.reveals else 1))
-        tokens, reveals = self.write(commands, asked)
-        return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])
+LENGTHS = [(64, 8), (128, 16), (256, 32)]
+SOLVED = 0.995  # of the reveals at (128,16)
+TRACES = 15000  # of each stage, as in the paper
+ONE_CORE = 3.5e10  # FLOP/s that the recorded runs reach on a core: 34e9 with S5, 72e9 with S26
 
 
-TASKS["ablated"] = AblatedTask
+# --- 1. The runs ----------------------------------------------------------------------------------
+
+class Arm(NamedTuple):
+    """Runs that differ in their seed only."""
+    group: str
+    commands: str = "full"
+    model: str = "linrnn"
+    without: str = "none"  # the part of the rule that is left out
+    seeds: int = 3
+    millions: int = 60  # tokens at which a run ends that is not through its stages
 
 
-def run(argv):
-    """One run with the rule of train.py, or without a part of it, as far as its tokens carry."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.scale run")
-    add = parser.add_argument
-    add("--group", default="S12")
-    add("--commands", default="full", choices=["full", "swap"])
-    add("--model", default="linrnn", choices=["linrnn", "lstm", "transformer"])
-    add("--without", default="none", choices=["none", *PARTS, "all"], help="a part of the rule")
-    add("--curriculum", default=ReplTask.default_curriculum)
-    add("--seed", type=number(0), default=0)
-    add("--millions", type=number(1e-3, 1e6, float), default=60, help="cap of tokens, in millions")
-    add("--record", metavar="FILE", default=RESULTS / "scale.jsonl")
-    with user_errors(parser, argv) as args:
-        options = ["--model", args.model, "--group", args.group, "--commands", args.commands,
-                   "--curriculum", args.curriculum, "--max-steps", "1000000",
-                   "--seed", str(args.seed)]
-        without = PARTS if args.without == "all" else [args.without]
-        if args.model != "linrnn":
-            options += RATES[args.model].split()
-        plain = train.config_of(train.make_parser().parse_args(options))[1]  # refuses bad values
-        if args.without != "none":
-            if plain.group.degree < 8 or args.commands != "full" or set(args.group) & set("AZDx"):
-                raise ValueError("the rule has parts for full commands of S8 to S26 only; got "
-                                 f"{args.commands} commands of {args.group}")
-            options += ["--format", "ablated", "--reveals", str(int("reveals" not in without)),
-                        "--exchanges", str(int("exchanges" not in without))]
-            options += ["--d-model", "64", "--heads", "4"] * ("width" in without)
-            options += ["--lr", "4e-3", "--matrix-lr", "0.02"] * ("rate" in without)
-        check_record(args.record)
-    made, curve = learn(options, folder_of(options), args.millions, make_parser())
-    lengths = parse_stages(LENGTHS, plain)
-    results = evaluate_and_print(made.result.eval(), made.task, lengths, 256)
-    append_record(args.record, f"{parser.prog} {shlex.join(argv)}", {
-        "group": args.group, "commands": args.commands, "model": args.model,
-        "without": args.without, "options": made.config["options"], "lr": made.config["lr"],
-        "matrix_lr": made.config["matrix_lr"], **summary(made, curve), "results": results})
+ARMS = [
+    Arm("S3"),
+    Arm("S5"),
+    Arm("S8"),
+    Arm("S12"),
+    Arm("S16", seeds=2),
+    Arm("S20", seeds=2),
+    Arm("S26", seeds=2),
+    Arm("S3", "swap"),
+    Arm("S5", "swap"),
+    Arm("S8", "swap"),
+    Arm("S12", "swap"),
+    Arm("S26", "swap", seeds=2),
+    Arm("S8", model="transformer", millions=6),
+    Arm("S8", model="lstm", millions=12),
+    Arm("S12", without="rate", seeds=1, millions=5),
+    Arm("S12", without="reveals", millions=5),
+    Arm("S12", without="exchanges", millions=5),
+    Arm("S12", without="all", millions=5)]
+
+RATES = {  # chosen on S5, in results/arms_rates.jsonl; the linear RNN has those of the rule
+    "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4},
+    "transformer": {"lr": 1e-3, "matrix_lr": 5e-3}}
 
 
-def make_parser():
-    """train.py's, and which parts of the training batches are there."""
-    parser = train.make_parser()
-    parser.add_argument("--reveals", type=number(0, 1), default=1)
-    parser.add_argument("--exchanges", type=number(0, 1), default=1)
-    parser.set_defaults(chapter="experiments.scale")
-    return parser
+def leave_out(rule, part):
+    """The rule with one part as it is for few variables, or `all` of them."""
+    if part == "all":
+        # Two wide heads are a part of the rule that was not left out alone.
+        conv_width = rule.model_options["conv_width"]
+        rule = rule._replace(model_options={"conv_width": conv_width})
+    if part in ("rate", "all"):
+        rule = rule._replace(recipe_options={})
+    if part in ("reveals", "all"):
+        rule = rule._replace(reveals_in_a_row=1)
+    if part in ("exchanges", "all"):
+        rule = rule._replace(sparse_commands=False)
+    return rule
 
 
-# --- The certificate ------------------------------------------------------------------------------
+def make_task(arm):
+    """REPL traces by the rule of that arm. Its test traces are those of every other arm."""
+    task = ReplTask(Group(arm.group), arm.commands)
+    task.rule = leave_out(task.rule, arm.without)
+    task.model_options = task.rule.model_options
+    task.recipe_options = task.rule.recipe_options
+    return task
 
-def generators(task):
-    """Commands that generate the group: swaps of neighbours, 3-cycles, a rotation, a flip: [., n].
 
-    S<n> is generated by the exchanges of i and i + 1, A<n> by the cycles of i, i + 1 and i + 2,
-    Z<n> by one rotation, D<n> by that and a flip; a product by the generators of its factors.
+def make_recipe(arm, task, seed):
+    """The rates of the rule, or those chosen for the model. Tokens end a run, not steps."""
+    options = task.recipe_options | RATES.get(arm.model, {})
+    if arm.without != "none":
+        options["curriculum"] = [(2, 1), (8, 1)]  # how long is the wait at (2,1)?
+    return Recipe(**options, max_steps=10**6, seed=seed)
+
+
+def train_missing(arms):
+    """Train, evaluate and record each run that has no record."""
+    for arm in arms:
+        for seed in range(arm.seeds):
+            task = make_task(arm)
+            recipe = make_recipe(arm, task, seed)
+            options = options_of(MODELS[arm.model])
+            for name, value in task.model_options.items():
+                if name in options:
+                    options[name] = value
+
+            cell = {"group": arm.group, "commands": arm.commands, "model": arm.model,
+                    "without": arm.without, "seed": seed}
+            made = train_arm(
+                "scale", cell, lambda: build(arm.model, len(task.vocab), **options), task, recipe,
+                max_tokens=arm.millions * 1e6,
+                description={"model": arm.model, "options": options, "format": "repl",
+                             "group": arm.group, "commands": arm.commands})
+            if made is None:
+                continue
+
+            model, summary = made
+            rates = {"options": options, "lr": recipe.lr, "matrix_lr": recipe.matrix_lr}
+            results = evaluate_and_print(model, task, LENGTHS)
+            record("scale", cell | rates | summary | {"results": results})
+
+
+# --- 2. What the records say ----------------------------------------------------------------------
+
+def right_at(row, length):
+    """The share of the reveals that are right in traces of that length."""
+    return next(result["all"] for result in row["results"] if result["length"] == length)
+
+
+def is_solved(row):
+    """Whether traces of twice the length of training are right, up to one reveal in 200."""
+    return right_at(row, 128) >= SOLVED
+
+
+def wait(row):
+    """Tokens read at (2,1), to the next 50 steps."""
+    return max(tokens for tokens, length, _ in row["curve"] if length == 2)
+
+
+def span(values):
+    """The least and the greatest value, as '1.2-2.5'."""
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return low if low == high else f"{low}-{high}"
+
+
+def records_of(arm):
+    """The rows of all seeds of an arm."""
+    return records("scale", group=arm.group, commands=arm.commands, model=arm.model,
+                   without=arm.without)
+
+
+def show(arms):
+    """The tables, from results/scale.jsonl. Ranges are over the seeds."""
+    print("(L,S): % of the reveals right; solved: at least 99.5% at (128,16), of all runs\n")
+    print("group      model        weights  million tokens    minutes      "
+          "(64,8)     (128,16)     (256,32)  solved")
+    for arm in arms:
+        rows = records_of(arm)
+        if arm.without != "none" or not rows:
+            continue
+        name = arm.group + (" swaps" if arm.commands == "swap" else "")
+        shares = ""
+        for length, _ in LENGTHS:
+            shares += f"{span([100 * right_at(row, length) for row in rows]):>13}"
+        print(f"{name:11}{arm.model:11}{rows[0]['parameters']:9,}"
+              f"{span([row['tokens'] / 1e6 for row in rows]):>16}"
+              f"{span([row['minutes'] for row in rows]):>11}{shares}  "
+              f"{sum(map(is_solved, rows))} of {len(rows)}")
+
+    print("\nmillion tokens until the stage (2,1) is left, by seed; > : not left when they ended\n")
+    for arm in arms:
+        if arm.group == "S12" and arm.commands == "full":
+            waits = []
+            for row in records_of(arm):
+                left = row["stage_reached"] > 1
+                waits.append(f"{'' if left else '> '}{wait(row) / 1e6:.1f}")
+            name = "the rule" if arm.without == "none" else f"without {arm.without}"
+            print(f"S12  {name:18} {', '.join(waits)}")
+
+
+# --- 3. A plan for other sizes --------------------------------------------------------------------
+
+def cost(model, batch, tokens):
+    """What one training step costs, counted on tensors that have a shape and no memory.
+
+    model: on the device `meta`.
+    -> FLOPs of the matrix products and convolutions, forward and backward; bytes that are kept
+       for the backward; bytes of the state that a trace leaves behind, for all traces.
     """
-    if task.commands == "swap":
-        return task.alphabet
-    group, found = task.group, []
-    for (kind, n), offset in zip(group.factors, group.offsets):
-        points = np.arange(n)
-        cycles = {"S": 2, "A": 3}.get(kind)
-        if cycles:
-            moves = [np.r_[points[:i], np.roll(points[i:i + cycles], -1), points[i + cycles:]]
-                     for i in range(n - cycles + 1)]
-        else:
-            moves = [np.roll(points, -1), points[::-1]][:1 + (kind == "D")]
-        for move in moves:
-            found.append(np.arange(group.degree))
-            found[-1][offset:offset + n] = move + offset
-    return np.array(found)
+    weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()  # several views of it count once
+        return tensor
+
+    inputs = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
+    counter = FlopCounterMode(display=False)
+    with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits, state = model.stream(inputs)
+        F.cross_entropy(logits.flatten(0, 1), inputs.flatten()).backward()
+    state_bytes = sum(part.nbytes for part in state if part is not None)
+    return counter.get_total_flops(), sum(kept.values()), state_bytes
 
 
-@torch.no_grad()
-def certify(model, task, states, depth, rng, device="cpu"):
-    """Each generator from random states, each variable asked for, from the same place of a trace.
+def plan(args):
+    """Weights, memory, FLOPs and hours of a training, stage by stage."""
+    task = ReplTask(Group(args.group or "S5"))
+    options = options_of(LinRNN) | task.model_options
+    for name in ("d_model", "heads", "layers"):
+        if getattr(args, name):
+            options[name] = getattr(args, name)
+    with torch.device("meta"):
+        model = LinRNN(len(task.vocab), **options)
+    weights = sum(weight.numel() for weight in model.parameters())
+    try_stages(task, args.lengths, args.batch, MOST_TRAINED)
 
-    Returns right, bool [states, generators], and the number of different states that were visited.
-    """
-    commands = draw_commands(task.group, task.commands, (states, depth), rng)
-    start = np.tile(task.start_tokens(), (states, 1))
-    lines = [task.command_tokens(commands[:, t]) for t in range(depth)]
-    _, before = model.stream(torch.from_numpy(np.hstack([start, *lines])).to(device))
-    perms = np.tile(np.arange(task.group.degree), (states, 1))
-    for t in range(depth):
-        perms = np.take_along_axis(perms, commands[:, t], -1)
-    visited, right = {*map(bytes, perms.astype(np.uint8))}, []
-    for command in tqdm(generators(task), leave=False):
-        line = np.tile(task.command_tokens(command), (states, 1))
-        _, after = model.stream(torch.from_numpy(line).to(device), before)
-        expected = perms[:, command]
-        right.append((ask_all(model, task, after, states, device) == expected).all(1))
-        visited |= {*map(bytes, expected.astype(np.uint8))}
-    return np.stack(right, 1), len(visited)
+    print(options)
+    print(f"{weights:,} weights: {16 * weights / 1e9:.3f} GB with gradient, momentum and mean; "
+          f"batches of {args.batch} traces\n")
+    print("   (L,S)  tokens a trace  MFLOP a token  GB kept  MB of state  "
+          f"hours of {TRACES:,} traces")
+    total = 0
+    for length, spacing in args.lengths:
+        batch = task.training_batch(1, length, spacing, generator(0, "valid"))
+        tokens = batch.inputs.shape[1]
+        flops, kept, state = cost(model, args.batch, tokens)
+        hours = flops * TRACES / args.batch / args.flops / 3600
+        total += hours
+        print(f"{f'({length},{spacing})':>8} {tokens:15,} {flops / args.batch / tokens / 1e6:14.2f}"
+              f" {kept / 1e9:8.2f} {state / 1e6:12.2f} {hours:11.4f}")
+    print(f"   in all {total:.3f} hours at {args.flops:.3g} FLOP/s")
 
 
-def certify_run(argv):
-    """The certificate of a run folder."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.scale certify")
-    add = parser.add_argument
-    add("run", help="a run folder, made by train.py")
-    add("--states", type=number(1, 10**5), default=256, help="random states, each a fresh trace")
-    add("--depth", type=number(1, 10**5), default=16, help="random commands ahead of each state")
-    add("--seed", type=number(0), default=0, help="of the states")
-    add("--record", metavar="FILE", help="append the numbers as one JSON line")
-    add("--device", default="auto", help="auto, cpu, cuda, mps")
-    with user_errors(parser, argv) as args:
-        device = choose_device(args.device)
-        checkpoint, task, model = load_repl_run(args.run, device)
-        if args.states * args.depth > 2**20:
-            raise ValueError(f"{args.states:,} traces of {args.depth:,} commands are too many to "
-                             f"be read at once: at most {2**20:,} commands in all")
-        if args.record:
-            check_record(args.record)
-    begin = time.monotonic()
-    rng = generator(args.seed, "test", args.depth, args.depth)
-    right, visited = certify(model, task, args.states, args.depth, rng, device)
-    passed = int(right.all(1).sum())
-    low, high = wilson(passed, args.states)
-    print(f"{task.group.name}: {passed} of {args.states} random states after {args.depth} commands "
-          f"pass with all {right.shape[1]} generators (95%: {low:.2%} to {high:.2%}); "
-          f"{right.sum():,} of {right.size:,} pairs right; {visited:,} of {task.group.order:,} "
-          "states visited")
-    if args.record:
-        with user_errors(parser, argv):
-            append_record(args.record, f"{parser.prog} {shlex.join(argv)}", {
-                "seed": checkpoint["config"]["seed"], "config": checkpoint["config"],
-                "states": args.states, "depth": args.depth, "generators": right.shape[1],
-                "passed": passed, "low": low, "pairs": right.size, "right": int(right.sum()),
-                "visited": visited, "minutes": (time.monotonic() - begin) / 60, "device": device})
-
+# --- 4. The command line --------------------------------------------------------------------------
 
 def main(argv=None):
-    run_part("experiments.scale", {"run": run, "certify": certify_run}, argv)
+    parser = argparse.ArgumentParser(prog="python -m experiments.scale",
+                                     description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--run", action="store_true",
+        help="first train what is missing: 0.5 to 30 minutes a run, two hours in all on one core")
+    add("--group", help="this group only; of a plan: its group (default: S5)")
+    add("--plan", action="store_true", help="what would a training of these sizes cost?")
+    add("--d-model", type=number(1), help="of a plan, as are all below: width")
+    add("--heads", type=number(1))
+    add("--layers", type=number(1))
+    add("--batch", type=number(1, 10**5), default=16, help="traces a step")
+    add("--lengths", type=stages, default=Recipe().curriculum, help="stages LENGTH:SPACING,...")
+    add("--flops", type=number(1, 1e21, float), default=ONE_CORE,
+        help="FLOP/s that are reached, not those of a data sheet (default: those of our one core)")
+    args = parse(parser, argv)
+
+    with one_line_errors(parser):
+        if args.plan:
+            plan(args)
+            return
+        arms = [arm for arm in ARMS if args.group in (None, arm.group)]
+        if not arms:
+            known = dict.fromkeys(arm.group for arm in ARMS)
+            raise UserError(f"--group {args.group} has no runs here; those of {', '.join(known)}")
+    if args.run:
+        train_missing(arms)
+    show(arms)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

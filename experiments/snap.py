@@ -1,71 +1,80 @@
-"""Can a drifting linear RNN be mended by a non-linear step between its linear ones?
+"""Can a drifted state be put back?
 
-A linear recurrence cannot pull back a state that has drifted: the steps that carry the state carry
-its error, too. But the state is a linear image of a permutation matrix P (heads.py, equation 1). So
-read P off the state, take the nearest permutation, and write its image back. No weight changes, and
-no state is listed: S26 has 4 * 10^26, and the fit 676 unknown parts. Nor is any label needed: the
-model is asked for each variable on short traces, and its own answers are fitted.
+A linear recurrence cannot pull a drifted state back: the steps that carry the state carry its
+error, too. But the state is a linear image of a permutation matrix P (inside.py, equation 1). So
+read P off the state, take the nearest permutation, and write its image back. No weight changes, no
+label is needed, and no state is listed: S26 has 4 * 10^26 of them.
 
 Finding (results/snap.jsonl). Put back after every command, every reveal is right in 32 of 32 traces
-of 8,192 commands: on five of five seeds of S5, on two of two of S8, S12 and S26, and on a seed each
-of the swaps of S5, S3, A5, Z7, D6 and S3xS4; on seeds 0 of S5 and S12 also in 4 of 4 of 65,536. The
-five of S5 alone have 23 to 28% of the reveals at 8,192, near chance (20%). The margin falls with n:
-wrong permutations are at least 4.7 times as far as the right one on S5, 3.6 on S8, 1.8 on S12 and
-1.2 on S26. The more variables, the sooner must the next snap come. For all of 16 traces of 2,048
-commands one in 192 suffices on S5 (three seeds), one in 128 on S8, in 64 on S12 (two seeds each),
-and in 32 on S26 (one seed). One in 384 is right in 0, 4 and 11 traces on S5, one in 192 in 15 and
-16 on S8, one in 128 in 4 and 16 on S12, one in 64 in 15 on S26.
-    An error becomes permanent: a state once put on the wrong place stays wrong. And a belief about
+of 8,192 commands: on five of five seeds of S5, on two of two of S8, S12 and S26, and on one seed of
+six other tasks; alone the five of S5 have 23 to 28% of these reveals, near chance (20%). The more
+variables, the sooner must the next snap come: one in 192 commands suffices on S5, one in 32 on S26.
+The automaton inside the network, found by clustering alone, is the group in ten of ten runs.
+
+An error becomes permanent: a state once put on the wrong place stays wrong. And a belief about
 uncertain commands has no permutation to go back to.
 
-Command: python -m experiments.snap experiments/results/models/linrnn-S5-seed0
+Commands, where RUN is experiments/results/models/linrnn-S5-seed0:
+    python -m experiments.snap                  the recorded runs, a row each
+    python -m experiments.snap RUN              traces of 8,192 commands, put back after each
+    python -m experiments.snap RUN --extract    and the automaton inside (10 seconds more)
 
-Sources: arXiv 2605.07755, affine recurrences cannot correct errors; arXiv 2606.07254 projects the
-state in training, too. Reading and writing a state as a matrix is this project's.
+Sources: arXiv 2605.07755, affine recurrences cannot correct errors; Omlin and Giles 1996, clusters
+of an RNN's states as an automaton. The rest is this project's.
 
 Next: scale.py.
 """
 
 import argparse
 import json
+import re
 import shlex
 import sys
 import time
 
+import numpy as np
 import torch
+from torch import nn
 
-from data import generator, number, parse_stages, user_errors
-from eval import append_record, check_record, evaluate_and_print
-from experiments.extract import check_order, extract_and_print
-from experiments.heads import (LinearImage, Untracked, collect_states, load_repl_run,
-                               read_heads, tracking_heads, write_heads)
+from data import UserError, generator, number, one_line_errors, parse, run, stages, try_stages
+from eval import device_of, evaluate_and_print
+from experiments import record, records
+from experiments.inside import (LinearImage, Untracked, collect_states, load_repl_run, read_heads,
+                                settling_tokens, tracking_heads, write_heads)
 from models import choose_device
 
+MOST_STATES = 1000  # S6 has 720; the 20,480 points of find_states show each of them many times
 
-def fit_image(model, task, heads, traces=None, device="cpu"):
+
+# --- Putting a state back -------------------------------------------------------------------------
+
+def fit_image(model, task, heads):
     """The LinearImage of these heads, and numbers that say how well it holds on 16 fresh traces.
 
-    The fit takes 64 traces of 16 commands, or n^2 / 4: four states or more for each direction. So
-    few do as well as ever more. The labels are the model's own answers.
-    Raises: Untracked if fewer than 95% of their states are read as the model answers.
+    The fit takes 64 traces of 16 commands, or n^2 / 4: four states or more for each direction. The
+    labels are the model's own answers to a `print` of each variable.
+    Returns: (image, numbers). residual is the root of the mean square over the fresh states, and
+    residual_at_most the largest; margin is the smallest.
+    Raises: Untracked if fewer than 95% of the fresh states are read as the model answers.
     """
     if not heads:
         raise Untracked("no head of this model tracks; `python eval.py RUN` evaluates it alone")
-    traces = traces or max(64, task.group.degree**2 // 4)
+    traces = max(64, task.group.degree**2 // 4)
     states, perms = collect_states(model, task, heads, traces + 16, 16, 16,
-                                   generator(0, "valid", 16), device, ask=True)
+                                   generator(0, "valid", 16), ask=True)
     image = LinearImage(heads, states[:traces], perms[:traces])
+
     read, residual, margin = image.certify(states[traces:])
     right = (read.cpu().numpy() == perms[traces:]).all(-1).mean()
     if right < 0.95:
-        raise Untracked(f"the heads do not hold the permutation: after a fit on {traces} traces "
-                        f"{right:.1%} of fresh states are read as the model answers; train longer, "
-                        "or fit on more traces")
-    return image, {"heads": heads, "directions": image.sizes.tolist(), "margin":
-                   margin.min().item(), "residual": residual.square().mean().sqrt().item()}
+        raise Untracked(f"the heads do not hold the permutation: {right:.1%} of fresh states are "
+                        "read as the model answers; train longer")
+    return image, {"heads": heads, "directions": image.sizes.tolist(), "fitted": image.fitted,
+                   "residual": residual.square().mean().sqrt().item(),
+                   "residual_at_most": residual.max().item(), "margin": margin.min().item()}
 
 
-class Snapped:
+class Snapped(nn.Module):
     """A model whose tracking heads are put back at every `interval`-th settled place of a trace.
 
     It is streamed as the model itself is. Snapping waits for the next token, so a returned state is
@@ -73,6 +82,7 @@ class Snapped:
     """
 
     def __init__(self, model, task, image, interval=1):
+        super().__init__()
         self.model, self.image, self.interval = model, image, interval
         # A settled place is after a comma name and `=`, or a newline for swaps, and nowhere else.
         self.commas = torch.tensor([task.vocab.index(f", {name}") for name in task.names])
@@ -80,69 +90,222 @@ class Snapped:
 
     @torch.no_grad()
     def stream(self, tokens, state=None):
-        *inner, past, count = state or [tokens.new_full((len(tokens), 2), -1),
-                                        tokens.new_zeros(len(tokens))]
-        window, inner = torch.cat([past, tokens], 1), inner or None
-        after = torch.isin(window[:, :-2], self.commas.to(window)) & (window[:, 1:-1] == self.mark)
-        number = count.unsqueeze(1) + after.cumsum(1)
-        due = after & (number % self.interval == 0)
+        if state is None:
+            inner = None
+            past = tokens.new_full((len(tokens), 2), -1)
+            count = tokens.new_zeros(len(tokens))
+        else:
+            *inner, past, count = state
+
+        # due [B, T]: ahead of which tokens which traces are put back.
+        window = torch.cat([past, tokens], 1)
+        after_comma = torch.isin(window[:, :-2], self.commas.to(window))
+        settled = after_comma & (window[:, 1:-1] == self.mark)
+        count = count.unsqueeze(1) + settled.cumsum(1)
+        due = settled & (count % self.interval == 0)
+
         logits, begin = [], 0
-        for end in [*due.any(0).nonzero().flatten().tolist(), tokens.shape[1]]:
+        for end in due.any(0).nonzero().flatten().tolist():
             if begin < end:
                 piece, inner = self.model.stream(tokens[:, begin:end], inner)
                 logits.append(piece)
-            if end < tokens.shape[1]:
-                held, rows = read_heads(inner, self.image.heads), due[:, end].view(-1, 1, 1, 1)
-                put = torch.where(rows, self.image.correct(held), held)
-                inner = write_heads(inner, self.image.heads, put)
+            held = read_heads(inner, self.image.heads)
+            rows = due[:, end].view(-1, 1, 1, 1)
+            put_back = torch.where(rows, self.image.correct(held), held)
+            inner = write_heads(inner, self.image.heads, put_back)
             begin = end
-        return torch.cat(logits, 1), [*inner, window[:, -2:], number[:, -1]]
+        piece, inner = self.model.stream(tokens[:, begin:], inner)
+        logits.append(piece)
+        return torch.cat(logits, 1), [*inner, window[:, -2:], count[:, -1]]
+
+
+# --- The automaton inside -------------------------------------------------------------------------
+
+@torch.no_grad()
+def find_states(model, task, heads):
+    """The states that the heads pass through, by clustering alone: centroids [N, heads, K, V].
+
+    The distances of states are small within a cluster and large between two; the widest gap parts
+    them. A state on the far side of it from the first states of all clusters begins a new one.
+    Nothing is told about the group.
+    Raises: Untracked if there is no gap, no second cluster, or more than MOST_STATES.
+    """
+    states, _ = collect_states(model, task, heads, 2560, 8, 8, generator(0, "valid", 8, 8))
+    points = states.flatten(0, 1).flatten(1)
+
+    apart = torch.pdist(points[:2048].cpu()).sort()[0]  # the GPUs of Apple lack pdist
+    # Traces that begin alike have equal states: a gap just above 0 says nothing.
+    apart = apart.clamp(min=apart[-1].item() / 10)
+    near, far = apart[apart.diff().argmax():][:2].tolist()
+
+    leaders, left = points[:0], points
+    while len(left) and len(leaders) <= MOST_STATES:
+        leaders = torch.cat([leaders, left[:1]])
+        left = left[torch.cdist(left, left[:1])[:, 0] > (near + far) / 2]
+    if far < 1.05 * near or not 1 < len(leaders) <= MOST_STATES:
+        raise Untracked("what the tracking heads hold does not fall into clusters: "
+                        f"{len(leaders):,} or more in {len(points):,} states, the widest gap from "
+                        f"{near:.3g} to {far:.3g}; train longer")
+
+    cluster = torch.cdist(points, leaders).argmin(1)
+    sums = torch.zeros_like(leaders).index_add(0, cluster, points)
+    return (sums / cluster.bincount().unsqueeze(1)).unflatten(1, states.shape[2:])
+
+
+@torch.no_grad()
+def transitions(model, task, heads, states):
+    """From each state [N, heads, K, V] each command: which state is nearest to where it leads.
+
+    Returns (table [N, commands], start, reach). start is the state of a new trace. reach is how far
+    a command ends at most from its nearest state, in units of half the least distance between two
+    states: below 1 no other state is as near.
+    """
+    lines, begin = task.command_tokens(task.alphabet), settling_tokens(task)
+    first = np.concatenate([task.start_tokens(), lines[0, :begin]])
+    # From one settled place to the next; all command lines are alike up to there.
+    lines = torch.from_numpy(np.roll(lines, -begin, 1)).to(device_of(model))
+    first = torch.from_numpy(first).to(lines).expand(len(lines), -1)
+
+    def distances(state):
+        return torch.cdist(read_heads(state, heads).flatten(1), states.flatten(1))
+
+    _, state = model.stream(first)
+    start = distances(state)[0].argmin().item()
+    _, state = model.stream(lines[:1].expand(len(lines), -1), state)  # a command came before
+    table, farthest = [], 0.0
+    for held in states:
+        changed = write_heads(state, heads, held.expand(len(lines), -1, -1, -1))
+        _, after = model.stream(lines, changed)
+        ends = distances(after).min(1)
+        table.append(ends.indices)
+        farthest = max(farthest, ends.values.max().item())
+    reach = farthest / (torch.pdist(states.flatten(1).cpu()).min().item() / 2)
+    return torch.stack(table).cpu().numpy(), start, reach
+
+
+def compare(table, start, group, alphabet):
+    """Is an automaton the group? Returns (agree, isomorphic): transitions that agree, and whether.
+
+    The start is the identity, and a command h leads from g to g h. So breadth first each element
+    gets the state to which a shortest word of it leads. The commands keep their names, so no other
+    naming can be an isomorphism. Hence table and group are isomorphic if and only if each state
+    stands for one element and every transition agrees.
+    """
+    letters = group.index(alphabet)
+    state_of = np.full(group.order, -1)
+    state_of[0] = start
+    frontier = [0]
+    for element in frontier:  # the list grows while it is read
+        products = group.compose(element, letters)
+        for product, after in zip(products, table[state_of[element]]):
+            if state_of[product] < 0:
+                state_of[product] = after
+                frontier.append(product)
+
+    products = group.compose(np.arange(group.order)[:, None], letters)
+    agree = int((table[state_of] == state_of[products]).sum())
+    each_once = sorted(state_of) == list(range(len(table)))
+    return agree, each_once and agree == table.size
+
+
+def extract(model, task, heads):
+    """Whether the automaton inside the network is the group: a dict.
+
+    Neither the number of the states nor their meaning is told.
+    Raises: UserError for a group too large to be listed; Untracked.
+    """
+    group = task.group
+    if group.order > MOST_STATES:
+        raise UserError(f"--extract lists every state, and {group.name} has {group.order:,}: "
+                        f"refused above {MOST_STATES:,} (S6 has 720). Without --extract states "
+                        "are read and put back whatever their number")
+
+    states = find_states(model, task, heads)
+    table, start, reach = transitions(model, task, heads, states)
+    agree, isomorphic = compare(table, start, group, task.alphabet)
+    return {"states": len(table), "order": group.order, "transitions": table.size,
+            "agree": agree, "isomorphic": isomorphic, "reach": reach}
+
+
+# --- The command line -----------------------------------------------------------------------------
+
+def recorded():
+    """The rows of results/snap.jsonl, each with its `interval`: the commands from snap to snap.
+
+    The interval is 0 for a model alone, measured by eval.py. Rows with the key `extract` hold what
+    extract() found.
+    """
+    rows = records("snap")
+    for row in rows:
+        row["interval"] = int("experiments.snap" in row["command"])
+        option = re.search(r"--interval (\d+)", row["command"])
+        if option:
+            row["interval"] = int(option[1])
+    return rows
+
+
+def print_records():
+    """A line for each recorded run: its longest traces, or the automaton inside."""
+    for row in recorded():
+        config, last = row["config"], row["results"][-1]
+        name = f"{config['group']} {config['commands']}, seed {row['seed']}:"
+        if "extract" in row:
+            print_automaton(name, row["extract"])
+        else:
+            whole = round(last["perfect"] * last["traces"])
+            print(f"{name:<20} put back after {row['interval'] or 'none':>4} commands; of "
+                  f"{last['length']:6,} commands {last['all']:6.1%} of the reveals right, "
+                  f"{whole:2} of {last['traces']:2} traces")
+
+
+def print_automaton(name, found):
+    verdict = "isomorphic" if found["isomorphic"] else "NOT isomorphic"
+    print(f"{name:<20} {found['states']} states inside, {found['agree']:,} of "
+          f"{found['transitions']:,} transitions are the group's: {verdict}; reach "
+          f"{found['reach']:.2f}")
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.snap",
                                      description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("run", help="a run folder, made by train.py")
-    add("--lengths", default="8192:128", help="LENGTH:SPACING,...")
+    add("run", nargs="?", help="a run folder, made by train.py (default: show the records)")
+    add("--lengths", type=stages, default="8192:128", help="LENGTH:SPACING,...")
     add("--traces", type=number(1), default=16, help="fresh traces for each length")
     add("--seed", type=number(0), default=0, help="of the traces, never those of training")
     add("--interval", type=number(1), default=1, help="commands from snap to snap")
-    add("--extract", action="store_true", help="compare the automaton with the group (extract.py)")
-    add("--record", metavar="FILE", help="append the numbers as one JSON line")
+    add("--extract", action="store_true", help="compare the automaton inside with the group")
+    add("--record", action="store_true", help="append the numbers to results/snap.jsonl")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     argv = sys.argv[1:] if argv is None else argv
-    with user_errors(parser, argv) as args:
+    args = parse(parser, argv)
+    if args.run is None:
+        return print_records()
+
+    begin = time.monotonic()
+    with one_line_errors(parser):
         device = choose_device(args.device)
         checkpoint, task, model = load_repl_run(args.run, device)
-        lengths = parse_stages(args.lengths, task, args.traces)
-        if args.extract:
-            check_order(task.group)
-        if args.record:
-            check_record(args.record)
-    begin = time.monotonic()
-    try:
-        heads = tracking_heads(model, task, device)
-        image, found = fit_image(model, task, heads, device=device)
+        try_stages(task, args.lengths, args.traces)
+        heads = tracking_heads(model, task)
+        image, found = fit_image(model, task, heads)
         print(f"tracking: heads {heads} (entry, head), {len(image.sizes)} directions, residual "
               f"{found['residual']:.2f}, margin at least {found['margin']:.1f}")
-        extracted = args.extract and extract_and_print(model, task, heads, device)
-    except Untracked as error:
-        parser.error(str(error))
-    numbers = {"config": checkpoint["config"], "tracking": found}
-    if extracted:
-        numbers["extract"] = extracted
+        numbers = {"config": checkpoint["config"], "tracking": found}
+        if args.extract:
+            numbers["extract"] = extract(model, task, heads)
+            print_automaton(task.group.name, numbers["extract"])
+
     snapped = Snapped(model, task, image, args.interval)
-    numbers["results"] = evaluate_and_print(snapped, task, lengths, args.traces, args.seed, device)
+    numbers["results"] = evaluate_and_print(snapped, task, args.lengths, args.traces, args.seed)
+    if args.record:
+        record("snap", {"command": f"{parser.prog} {shlex.join(argv)}",
+                        "seed": checkpoint["config"]["seed"], **numbers, "device": device,
+                        "minutes": (time.monotonic() - begin) / 60})
     if args.json:
         print(json.dumps(numbers))
-    if args.record:
-        with user_errors(parser, argv):
-            append_record(args.record, f"{parser.prog} {shlex.join(argv)}",
-                          {"seed": checkpoint["config"]["seed"], **numbers, "device": device,
-                           "minutes": (time.monotonic() - begin) / 60})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

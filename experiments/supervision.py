@@ -1,290 +1,484 @@
-"""What does a model gain if it is told the state after each line, and not only the next token?
+"""What does being told the state change?  Auxiliary losses on the states of programs.
 
-    p = 1             An auxiliary head reads the hidden vector at the newline of each line.
-    p ^= 0            It must say the state: 1, 1, 0. Its loss is added to that of the next tokens.
-    p ^= 1            The text does not change, and the head is dropped when the model is used.
+    p = 1             An auxiliary head reads the hidden vector at the end of each line.
+    p ^= 0            It must say the state there: 1, 1, 0. Its loss is added to that of the next
+    p ^= 1            tokens. The text stays the same, and the head is dropped after the training.
     assert p == 0     An answer is right if all its tokens are right.
 
-    next          the next tokens alone, all programs of the training length n
-    mixed         the same, each program of a length from 2 to n
-    stages        the same with the lengths 2, 4, 8, ... n; each is left when it is learned.
-                  Traces have a reveal after each command first, then ever rarer ones
-    linear        supervised at length n: one linear map says all tokens of the state
-    decoder       supervised at length n: a Transformer of two layers says them one by one
-    contrastive   supervised at length n: the hidden vector must resemble that of a program which
-                  only assigns this state, and not those of the other states; weight 0.1
+Finding. Told the state, the linear RNN learns parity, exchanges in a list and REPL traces from
+1,000 to 7,000 programs, traces with a reveal after 1, 2, 4 or 8 commands alike; from the next token
+alone it learns only those with one after every command, on two seeds of three and from 32,000. But
+traces of four times the length are followed only if the training has shown commands behind commands
+and behind prints. Of arithmetic (4 lines, 65,536 programs) 32 to 40% are right.
 
-A run is solved when all of 256 programs of length n from another random stream are answered. It
-makes --last-steps more then, and the mean of their weights is tested at n, 2n and 4n. A run that is
-not solved ends when its budget of programs is spent. The tests of `traces` have one reveal after
-every n commands; the first one has the reveals of the training. Short programs are few (2^17 of
-parity at length 16), so training may have met some of the 256. In the printed table `perfect`
-counts whole answers; `all` and `final` count tokens, of which the last one of a permutation follows
-from the others.
+    python -m experiments.supervision           # the table, from results/supervision.jsonl
+    python -m experiments.supervision --run     # makes what is missing of it, 2 hours in all
+    python -m experiments.supervision --run --task permutations --arm linear --seed 3   # a minute
 
-    python -m experiments.supervision run parity linear --model linrnn --length 16 --seed 0
+Symbols: n length, lines that change the state; S spacing, commands per reveal of a trace; W tokens
+of a state; N states; B batch; T tokens; D width; V symbols.
 
-Finding (experiments/results/supervision.jsonl; three seeds each; programs read until solved).
-                      told the state stages           mixed          next
-    parity 16         1,120 - 1,600  800 - 1,120      1 of 3: 1,440  none in 65,536
-    parity 64         1,760 - 2,368  960 - 1,120      1 of 3: 3,840  -
-    8 exchanges of 4  3,168 - 3,840  3,168 - 5,664    5,136 - 7,552  none in 65,536
-    traces of (8,1)   4,224 - 5,136  26,256 - 42,336  -              2 of 3: 31,792, 32,768
-    traces of (8,8)   5,664 - 6,240  16,272 - 42,336  -              none in 32,768
-That is the linear RNN, told by the linear head, or by the decoder for traces. The contrastive loss
-does as well. So the supervision replaces the curriculum, and it replaces dense reveals: with S = 1,
-2, 4 and 8 traces need about as many. The next token alone stays at chance with S = 2, 4 and 8. The
-stages, dense reveals first, learn (8,8), too, after 3 to 7 times as many traces. The number grows
-slowly with the length, as in the source. On arithmetic, 4 lines and 65,536 programs, it has 32 to
-40% right where the other arms have 19 to 22% (chance 19%).
-    Longer programs are another matter. Told the state, the linear RNN has 100% right at twice the
-length and 93 to 100% at four times, but for a seed of parity 64 with 55%. Traces go on only if
-training shows each kind of line after each other: in (8,1) no command follows a command, in (8,8)
-none follows a print, and such runs lose track where one does. After the stages of (8,8), which
-begin with dense reveals, 56 to 84% are followed at four times the length. The Transformer learns
-parity 8 after 14,784 to 26,256 programs, and parity 16 on two seeds of three, after 109,952 and
-120,960; `next` at 8 and `mixed` at 16 are not learned. At twice the length it is at chance. With 4
-exchanges it has 97 to 98% right when 65,536 are spent; the LSTM 29 to 57%, and 98% on parity 16.
+Source: "Grounding code understanding in step-by-step execution". There the supervision beats the
+curriculum with small Transformers; longer programs are not tested. Here are our frame and three
+mixers, and an arithmetic of one digit with the variables a, b, c.
 
-The source trains small Transformers from scratch. The next token alone does not learn parity of
-length 16. A curriculum needs millions of programs at 16 and 32, and fails at 64 after 2^25.
-Supervision at length n only needs a fraction, and grows slowly with n. On arithmetic (lengths 4 to
-6, 2^23 programs) it beats the curriculum except with numbers of 3 digits. How the models do on
-longer programs is not told.
-
-Deviations: our frame with its local block, and three mixers; the rates that arms.py chose.
-
-Sources: "Grounding code understanding in step-by-step execution"; the stages, Siems et al. 2026
-(arXiv 2602.14814), here by doubling.
-
-Next: listings.py.
+Next: actions.py.
 """
 
-import copy
-import shlex
-import time
-from pathlib import Path
+import argparse
+import itertools
+import re
+import tempfile
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.optim.swa_utils import AveragedModel
+from torch import nn
 
-import train
-from data import generator, number, parse_stages, user_errors
-from eval import append_record, evaluate_and_print, log_probabilities
-from experiments.arms import RATES, folder_of
-from experiments.pairs import run_part
-from experiments.states import HEADS, NEWLINE, pad
-from models import choose_device
+from data import (Group, ReplTask, draw_commands, draw_symmetric, generator, number,
+                  one_line_errors, parse, run, run_commands)
+from eval import evaluate_and_print, log_probabilities
+from experiments import record, records
+from models import Transformer, build
+from train import Recipe, train
 
-RESULTS = Path(__file__).parent / "results"
-GROUPS = {"parity": "S2", "permutations": "S4", "arithmetic": "S3", "traces": "S5"}  # by default
-WEIGHTS = {"linear": 1.0, "decoder": 1.0, "contrastive": 0.1}  # of the auxiliary loss
-ARMS = ["next", "mixed", "stages", *WEIGHTS]
-TEMPERATURE = 0.1  # of the contrastive loss
-UNSEEN = 256  # programs of a check
-LEAST_STEPS = 10  # between two checks, and a tenth of the steps made
-CONDITIONS = ["task", "arm", "model", "group", "commands", "digits", "length", "spacing", "seed",
-              "options", "batch", "budget", "optimizer", "lr", "matrix_lr", "reveal_weight",
-              "last_steps"]  # what a record tells of the options
+NEWLINE = 0  # its number in the vocabulary of a program
+IGNORED = -100  # a target that torch's cross-entropy leaves out
 
 
-# --- The losses -----------------------------------------------------------------------------------
+# --- 1. Programs and their states -----------------------------------------------------------------
+#
+#     parity        p = 1                 p ^= 0                           assert p == 1
+#     permutations  a = [2, 1, 3, 4]      a[0], a[1] = a[1], a[0]          assert a == [1, 2, 3, 4]
+#     arithmetic    c, a, b = 4, 3, 6     a = 9 - a                        assert a == 6
+#     traces        the REPL traces of data.py, with a reveal after every S commands
+#
+# A program begins with the line on the left. n lines like the one in the middle follow. The
+# question stands at the end. Python executes it, and the states are what Python holds.
 
-def read(model, tokens):
-    """The hidden vectors, which the head of the model turns into logits: [B, T] -> [B, T, D]."""
-    x = model.embedding(tokens)
+class Supervised(NamedTuple):
+    """A data.Batch and the states."""
+    inputs: np.ndarray  # int64 [B, T]
+    targets: np.ndarray  # int64 [B, T]
+    reveals: np.ndarray  # bool [B, T] the targets that are tokens of an answer
+    ends: np.ndarray  # bool [B, T] the inputs that end a line, from the first that has a state
+    states: np.ndarray  # int64 [ends of all programs, W] the tokens of the state at each end
+    best: None = None  # the answers are certain
+
+
+class ProgramTask:
+    """Programs with one question: the base of the next three classes.
+
+    A subclass has program(length, rng) -> the lines, the text of the state after each, the
+    question and the answer. Its `start` is the line that makes a state.
+    """
+
+    closing = ""  # what follows the answer in its line
+    mixed = False  # True: the programs of a training batch have lengths from 2 on
+
+    def __init__(self):
+        self.vocab = ["\n", " = ", *self.symbols]
+        self._id = {symbol: i for i, symbol in enumerate(self.vocab)}
+        longest_first = sorted(self.vocab, key=len, reverse=True)
+        self._lexer = re.compile("|".join(map(re.escape, longest_first)))
+
+    def encode(self, text):
+        return [self._id[symbol] for symbol in self._lexer.findall(text)]
+
+    def decode(self, tokens):
+        return "".join(self.vocab[i] for i in tokens)
+
+    def assignment(self, state):
+        return self.start.format(state)
+
+    def test_batch(self, batch, length, spacing, rng):
+        """Programs of one length, as Supervised."""
+        return self.write([length] * batch, rng)
+
+    def training_batch(self, batch, length, spacing, rng):
+        """The same, or programs of lengths from 2 on."""
+        if self.mixed:
+            return self.write(rng.integers(2, length + 1, batch), rng)
+        return self.write([length] * batch, rng)
+
+    def write(self, lengths, rng):
+        rows, answers_at, all_states = [], [], []
+        for length in lengths:
+            lines, states, question, answer = self.program(length, rng)
+            before = self.encode("\n".join([*lines, question]))
+            rows.append(before + self.encode(f"{answer}{self.closing}\n"))
+            answers_at.append(len(before))
+            all_states += [self.encode(text) for text in states]
+
+        # Behind a shorter program stand newlines. They are read and not learned.
+        tokens = np.full((len(rows), max(map(len, rows))), IGNORED)
+        for place, row in zip(tokens, rows):
+            place[:len(row)] = row
+        inputs = tokens[:, :-1].clip(NEWLINE)
+
+        # Places are counted from the first token of the answer.
+        places = np.arange(tokens.shape[1]) - np.array(answers_at)[:, None]
+        reveals = (places >= 0) & (places < self.answer_width)
+        ends = (tokens == NEWLINE) & (places < 0)
+        return Supervised(inputs, tokens[:, 1:], reveals[:, 1:], ends[:, :-1],
+                          np.array(all_states))
+
+
+class ParityTask(ProgramTask):
+    """`p = 1`, then `p ^= 0` or `p ^= 1`."""
+
+    start = "p = {}"
+    symbols = ["p", " ^= ", "assert p == ", "0", "1"]
+    answer_width = 1
+    chance = 0.5
+
+    def program(self, length, rng):
+        bits = rng.integers(2, size=length + 1)
+        states = [str(bit) for bit in bits.cumsum() % 2]
+        lines = [self.assignment(states[0])]
+        for bit in bits[1:]:
+            lines.append(f"p ^= {bit}")
+        return lines, states, "assert p == ", states[-1]
+
+
+class PermutationTask(ProgramTask):
+    """A list of four items, of which each line exchanges two."""
+
+    start = "a = [{}]"
+    symbols = ["a = [", "assert a == [", "]", "1", "2", "3", "4", "a[0]", "a[1]", "a[2]", "a[3]",
+               ", 1", ", 2", ", 3", ", 4", ", a[0]", ", a[1]", ", a[2]", ", a[3]"]
+    answer_width = 4
+    chance = 1 / 24
+    closing = "]"
+
+    def program(self, length, rng):
+        items = (draw_symmetric(4, (), rng) + 1).tolist()
+        states = [", ".join(map(str, items))]
+        lines = [self.assignment(states[0])]
+        pairs = list(itertools.combinations(range(4), 2))
+        for choice in rng.integers(len(pairs), size=length):
+            i, j = pairs[choice]
+            items[i], items[j] = items[j], items[i]
+            lines.append(f"a[{i}], a[{j}] = a[{j}], a[{i}]")
+            states.append(", ".join(map(str, items)))
+        return lines, states, "assert a == [", states[-1]
+
+
+class ArithmeticTask(ProgramTask):
+    """Three variables, of which each line sets one to a sum or a difference; the last one is asked.
+
+    One operand is a variable, the other a variable or, half of the time, a digit. The text of a
+    state is that of all values with their signs: +4-2+6.
+    """
+
+    symbols = [*"abc", ", ", "assert ", " == ", " + ", " - ", "+", "-", *"0123456789"]
+    answer_width = 3  # a sign, a digit, and the newline that tells that it is over
+    chance = 0.189  # the share of the commonest answer, 0, of programs of 4 lines
+
+    def assignment(self, state):
+        return f"a, b, c = {', '.join(re.findall('[+-].', state))}"
+
+    def program(self, length, rng):
+        names = rng.permutation([*"abc"]).tolist()
+        values = dict(zip(names, rng.integers(10, size=3).tolist()))
+        lines = [f"{', '.join(names)} = {', '.join(map(str, values.values()))}"]
+        states = [self.state(values)]
+
+        while len(lines) <= length:
+            target, left, right = (names[i] for i in rng.integers(3, size=3))
+            literal, first, minus = rng.random(3) < 0.5
+            if literal:
+                right = str(rng.integers(10))
+            if first:
+                left, right = right, left
+
+            expression = f"{left} {'-' if minus else '+'} {right}"
+            result = eval(expression, {}, values)
+            if abs(result) <= 9:  # else this line is drawn again
+                values[target] = result
+                lines.append(f"{target} = {expression}")
+                states.append(self.state(values))
+        return lines, states, f"assert {target} == ", str(values[target]).ljust(3, "\n")
+
+    def state(self, values):
+        return "".join(f"{values[name]:+d}" for name in "abc")
+
+
+class TraceTask(ReplTask):
+    """The REPL traces of data.py. The state is told before the first command and after each."""
+
+    answer_width = 1
+
+    def assignment(self, state):
+        return "\n".join(f">>> {name} = {value}" for name, value in zip(self.names, state))
+
+    def test_batch(self, batch, length, spacing, rng):
+        n = self.group.degree
+        commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        asked = rng.integers(n, size=(batch, length // spacing))
+        tokens, reveals = self.write(commands, asked)
+
+        # A trace: a first line for each variable, then again and again S commands and a reveal.
+        block = [True] * spacing + [False] * 2
+        told = [False] * (n - 1) + [True] + block * (length // spacing)
+        ends = tokens == self.encode("\n")[0]
+        ends[ends] = told * batch
+
+        first = np.broadcast_to(np.arange(n), (batch, 1, n))
+        states = np.concatenate([first, run_commands(commands)], 1)
+        return Supervised(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:], ends[:, :-1],
+                          self.value_tokens[states].reshape(-1, n))
+
+    training_batch = test_batch
+
+
+TASKS = {"parity": ParityTask, "permutations": PermutationTask, "arithmetic": ArithmeticTask,
+         "traces": lambda: TraceTask(Group("S5"))}
+
+
+# --- 2. The arms, and how a state is read off a hidden vector -------------------------------------
+#
+#     next          the next tokens alone, all programs of the training length n
+#     mixed         the same, each program of a length from 2 to n
+#     stages        the same with the lengths 2, 4, 8, ... n; each is left when it is learned.
+#                   Traces have a reveal after each command first, then ever rarer ones
+#     linear        told the state, at length n: one linear map says all its tokens
+#     decoder       told the state, at length n: a small Transformer says its tokens one by one
+#     contrastive   told the state, at length n: the hidden vector must resemble that of a program
+#                   that only assigns this state, and not those of the other states
+
+ARMS = ["next", "mixed", "stages", "linear", "decoder", "contrastive"]
+
+
+def hidden_vectors(model, x):
+    """What stands ahead of model.unembedding: embedded texts [B, T, D] -> [B, T, D]."""
     for block in model.blocks:
         x, _ = block(x)
     return model.norm(x)
 
 
-def contrastive_loss(model, task, hidden, states):
-    """Which of the states of this batch is it?  Cross-entropy of cosines / TEMPERATURE.
+def make_head(arm, task, d_model, width):
+    """What reads states of `width` tokens off vectors. The contrastive arm needs no head."""
+    if arm == "linear":
+        return nn.Linear(d_model, width * len(task.vocab))
+    if arm == "decoder":
+        return Transformer(len(task.vocab), d_model, heads=2, conv_width=1)
+    return None
 
-    The model's own vector of a state is the hidden one after a program that only assigns it.
+
+def loss_of_states(model, task, arm, hidden, states):
+    """Cross-entropy of the states, each read off the hidden vector at the end of its line.
+
+    Shapes: hidden [N, D], states [N, W] -> a number, the mean over tokens, or over states.
     """
-    distinct, own = states.unique(dim=0, return_inverse=True)
-    rows = [task.encode(f"{task.assignment(task.decode(state))}\n") for state in distinct.tolist()]
-    ends = [len(row) - 1 for row in rows]
-    tokens = torch.from_numpy(pad(rows, NEWLINE, max(ends) + 1)).to(hidden.device)
-    vectors = read(model, tokens)[range(len(rows)), ends]
-    cosines = F.normalize(hidden, dim=-1) @ F.normalize(vectors, dim=-1).mT
-    return F.cross_entropy(cosines / TEMPERATURE, own)
+    head = model.auxiliary
+    if arm == "linear":
+        logits = head(hidden).unflatten(-1, (states.shape[1], -1))  # [N, W, V]
+    elif arm == "decoder":
+        # The hidden vector stands where a text begins; what the head says there is the first token.
+        x = torch.cat([hidden.unsqueeze(1), head.embedding(states[:, :-1])], 1)  # [N, W, D]
+        logits = head.unembedding(hidden_vectors(head, x))
+    else:
+        # The model's own vector of a state is the hidden one after a program that only assigns it.
+        distinct, states = states.unique(dim=0, return_inverse=True)
+        texts = [task.assignment(task.decode(state)) for state in distinct.tolist()]
+        tokens = torch.tensor([task.encode(f"{text}\n") for text in texts])  # of one length
+        vectors = hidden_vectors(model, model.embedding(tokens))[:, -1]
+        cosines = F.normalize(hidden, dim=-1) @ F.normalize(vectors, dim=-1).mT
+        logits = (cosines / 0.1).unsqueeze(1)  # [N, 1, states of this batch]
+    return F.cross_entropy(logits.flatten(0, 1), states.flatten())
 
 
-def right_answers(found, tokens, width):
-    """For each answer of so many tokens whether all of them were found: bool [answers]."""
-    return (found == tokens).reshape(-1, width).all(-1)
+def make_loss(task, arm):
+    """The loss_of of train(): that of all next tokens, of the answers, and of the states."""
+    weight = {"linear": 1, "decoder": 1, "contrastive": 0.1}.get(arm)
+
+    def loss_of(model, batch, recipe):
+        hidden = hidden_vectors(model, model.embedding(batch.inputs))
+        logits = model.unembedding(hidden)
+        answers = batch.targets[batch.reveals]
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+        reveal_loss = F.cross_entropy(logits[batch.reveals], answers)
+        total = loss + recipe.reveal_weight * reveal_loss
+        metrics = {"loss": loss.item(), "reveal_loss": reveal_loss.item()}
+
+        if weight:
+            at_ends = hidden[torch.from_numpy(batch.ends)]
+            states = torch.from_numpy(batch.states)
+            auxiliary = loss_of_states(model, task, arm, at_ends, states)
+            total = total + weight * auxiliary
+            metrics["auxiliary"] = auxiliary.item()
+
+        right = logits[batch.reveals].argmax(-1) == answers
+        right = right.reshape(-1, task.answer_width).all(-1)
+        metrics["reveal_accuracy"] = right.float().mean().item()
+        return total, metrics
+    return loss_of
 
 
-def train_step(model, optimizers, task, batch, config):
-    """train.train_step with an auxiliary loss, and with answers of several tokens."""
-    hidden, answers = read(model, batch.inputs), batch.targets[batch.reveals]
-    logits, auxiliary, arm = model.head(hidden), torch.zeros(()), config["arm"]
-    loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-    reveal_loss = F.cross_entropy(logits[batch.reveals], answers)
-    if arm in HEADS:
-        auxiliary = model.auxiliary(hidden[batch.ends], batch.states)
-    if arm == "contrastive":
-        auxiliary = contrastive_loss(model, task, hidden[batch.ends], batch.states)
-    total = loss + config["reveal_weight"] * reveal_loss + WEIGHTS.get(arm, 0) * auxiliary
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    total.backward()
-    gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    if not (total.isfinite() and gradient_norm.isfinite()):
-        raise FloatingPointError(f"the loss is {total.item()}, its gradient {gradient_norm.item()}")
-    for optimizer in optimizers:
-        optimizer.step()
-    right = right_answers(logits[batch.reveals].argmax(-1), answers, task.answer_width)
-    return {"loss": loss.item(), "reveal_loss": reveal_loss.item(), "auxiliary": auxiliary.item(),
-            "reveal_accuracy": right.float().mean().item(), "gradient_norm": gradient_norm.item()}
+# --- 4. One run, until it is solved ---------------------------------------------------------------
+
+RATES = {  # what the grid of the chapter `arms` chose for the traces of S5
+    "linrnn": {"optimizer": "muon", "lr": 2e-3, "matrix_lr": 0.01},
+    "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4},
+    "transformer": {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3}}
+BATCH = 16
+LAST_STEPS = 150  # made by a run that is solved
 
 
-# --- Training -------------------------------------------------------------------------------------
+def stages_of(arm, length, spacing):
+    """The curriculum: (length, spacing) alone, or shorter programs and denser reveals before it.
 
-class SupervisedRun(train.Run):
-    """A run that ends some steps after it is solved. The auxiliary head is a part of its model, so
-    that it is trained and resumed, and no part of its result.
+    For the arm `stages` both numbers are powers of two.
     """
+    stages = [(length, spacing)]
+    while arm == "stages" and stages[0] != (2, 1):
+        n, S = stages[0]
+        stages.insert(0, (n, S // 2) if S > 1 else (n // 2, 1))
+    return stages
 
-    def __init__(self, config, folder, device):
-        super().__init__(config, folder, device)
-        self.progress |= {"solved": None, "curve": []}  # the curve: [programs seen, share right]
-        length, spacing = config["curriculum"][-1]
-        self.unseen = self.task.training_batch(UNSEEN, length, spacing, generator(
-            config["seed"], "valid", length, spacing))
-        if config["arm"] in HEADS:
-            sizes = self.model.head.in_features, len(self.task.vocab), self.unseen.states.shape[1]
-            self.model.auxiliary = HEADS[config["arm"]](*sizes).to(device)
-            weights = self.model.auxiliary.parameters()
-            self.optimizers.append(torch.optim.AdamW(weights, lr=config["lr"]))
-            self.rates.append(config["lr"])
-            self.average = AveragedModel(self.model)
 
-    @property
-    def result(self):
-        model = copy.deepcopy(super().result)
-        if self.config["arm"] in HEADS:
-            del model.auxiliary
-        return model
+def share_of_unseen(model, task, length, spacing, seed):
+    """Of 256 programs that are drawn apart from those of training: the share answered right.
 
-    def make_step(self):
-        config, progress, start = self.config, self.progress, time.perf_counter()
-        length, spacing = config["curriculum"][progress["stage"]]
-        rng, size = generator(config["seed"], "train", progress["step"]), config["batch"]
-        lengths = rng.integers(2, length + 1, size) if config["arm"] == "mixed" else length
-        batch = self.task.training_batch(size, lengths, spacing, rng)
-        batch = batch._make(torch.from_numpy(x).to(self.device).contiguous() for x in batch)
-        for optimizer, rate in zip(self.optimizers, self.rates):
-            optimizer.param_groups[0]["lr"] = rate * min(1, (progress["step"] + 1) / train.WARMUP)
-        metrics = train_step(self.model, self.optimizers, self.task, batch, config)
-        self.advance(metrics["reveal_accuracy"])
-        progress["tokens"] += batch.inputs.numel()
-        progress["seconds"] += time.perf_counter() - start
-        return {"step": progress["step"], "length": length, "spacing": spacing, **metrics,
-                "tokens": progress["tokens"], "seconds": progress["seconds"]}
+    Short programs are few (2^17 of parity at length 16), so training may have met some of them.
+    """
+    unseen = task.test_batch(256, length, spacing, generator(seed, "valid", length, spacing))
+    found = log_probabilities(model, unseen.inputs, unseen.reveals).argmax(-1)
+    right = found.ravel() == unseen.targets[unseen.reveals]
+    return float(right.reshape(-1, task.answer_width).all(-1).mean())
 
-    def advance(self, accuracy):
-        """Count the step, go on to the next stage or to the end, and look whether it is solved."""
-        config, progress, last = self.config, self.progress, len(self.config["curriculum"]) - 1
-        progress["step"] += 1
-        if progress["solved"]:
-            self.average.update_parameters(self.model)
-            progress["stage_step"] += 1
-            progress["finished"] = progress["stage_step"] == config["last_steps"]
-            return
-        progress["streak"] = progress["streak"] + 1 if accuracy > config["advance"] else 0
-        if progress["streak"] == train.STREAK and progress["stage"] < last:
-            progress.update(stage=progress["stage"] + 1, streak=0)
-        seen = progress["step"] * config["batch"]
-        spent = progress["step"] == config["stage_steps"][0]
-        before = progress["curve"][-1][0] if progress["curve"] else 0
-        if seen >= before + max(before / 10, LEAST_STEPS * config["batch"]) or spent:
-            share = self.share_of_unseen()
-            progress["curve"].append([seen, share])
-            progress["finished"] = spent and share < 1
+
+def train_until_solved(model, task, cell, folder):
+    """Train in pieces, with a check after each, until it is solved or its budget is read.
+
+    It is solved when all unseen programs are answered, and then makes LAST_STEPS more.
+    Returns: the trained model, the log, after how many programs it was solved (None: it was not).
+    """
+    # The last stage stands twice: the first of the two is left as soon as it is learned, and the
+    # mean of the weights, which is tested, begins there. No stage ends the run.
+    length, spacing = cell["length"], cell["spacing"]
+    stages = [*stages_of(cell["arm"], length, spacing), (length, spacing)]
+    limit = cell["budget"] // BATCH
+    recipe = Recipe(curriculum=stages, max_steps=limit + LAST_STEPS, last_steps=limit + LAST_STEPS,
+                    batch=BATCH, seed=cell["seed"], **RATES[cell["model"]])
+
+    steps, stage, tokens, solved = 0, 0, 0, None
+    while steps < limit:
+        more = limit - steps
+        if not solved:
+            more = min(more, max(10, steps // 10))  # evenly spread on a logarithmic axis
+
+        # A piece is one call of train(), which goes on from the folder. Its cap is in tokens.
+        one = task.training_batch(BATCH, *stages[stage], np.random.default_rng(0))
+        result, log = train(model, task, recipe, folder, resume=True, quiet=True,
+                            loss_of=make_loss(task, cell["arm"]),
+                            max_tokens=tokens + more * one.inputs.size)
+        steps, stage, tokens = (log[-1][key] for key in ("step", "stage", "tokens"))
+
+        if not solved:
+            share = share_of_unseen(result, task, length, spacing, cell["seed"])
+            print(f"{steps * BATCH:8,} programs, {share:.0%} of the unseen ones right", flush=True)
             if share == 1:
-                progress.update(solved=seen, stage=last, stage_step=0)
-
-    def share_of_unseen(self):
-        inputs, targets, reveals = self.unseen[:3]
-        found = log_probabilities(self.model, inputs, reveals, self.device).argmax(-1)
-        return float(right_answers(found.ravel(), targets[reveals], self.task.answer_width).mean())
+                solved = steps * BATCH
+                limit = steps + LAST_STEPS
+    return result, log, solved
 
 
-# --- The command line -----------------------------------------------------------------------------
+def run_cell(cell):
+    """One arm on one task with one seed: trained, tested at n, 2n and 4n, recorded."""
+    print(", ".join(f"{key} {value}" for key, value in cell.items()))
+    length, spacing = cell["length"], cell["spacing"]
+    task = TASKS[cell["task"]]()
+    task.mixed = cell["arm"] == "mixed"
+    torch.manual_seed(cell["seed"])
+    model = build(cell["model"], len(task.vocab))
+    # As a part of the model, the head is trained and saved with it.
+    one = task.test_batch(1, length, spacing, np.random.default_rng(0))
+    model.auxiliary = make_head(cell["arm"], task, model.unembedding.in_features,
+                                one.states.shape[1])
+    with tempfile.TemporaryDirectory() as folder:  # a run has minutes: no need to keep its parts
+        model, log, solved = train_until_solved(model, task, cell, folder)
+    del model.auxiliary
 
-def make_parser():
-    parser = train.make_parser()
-    add = parser.add_argument
-    add("task", choices=GROUPS)
-    add("arm", choices=ARMS)
-    add("--length", type=number(2), default=16, help="lines of a program that change the state")
-    add("--spacing", type=number(1), default=1, help="traces: commands per reveal")
-    add("--digits", type=number(1, 3), default=1, help="arithmetic: of the largest value")
-    add("--budget", type=number(1), default=2**17, help="programs seen in training, at most")
-    parser.set_defaults(group=None, format=None, chapter="experiments.supervision")
-    parser.prog = "python -m experiments.supervision run"
-    return parser
-
-
-def complete(args):
-    """The configuration of a run, the task, and the lengths of the tests. Raises: ValueError."""
-    if args.format or args.curriculum or args.stage_steps:
-        raise ValueError("the task and the arm decide on --format, --curriculum, --stage-steps")
-    if (args.task, args.arm) == ("traces", "mixed"):
-        raise ValueError("the length of a trace is a multiple of its spacing: try the arm stages")
-    n, spacing, args.format = args.length, args.spacing, args.task
-    args.group = args.group or GROUPS[args.task]
-    stages = [(n, spacing)]
-    while args.arm == "stages" and stages[0] != (2, 1):
-        length, S = stages[0]
-        if S > 1:
-            stages.insert(0, (length, max(d for d in range(1, S) if S % d == 0)))
-        else:
-            stages.insert(0, (max(2, 2 ** ((length - 1).bit_length() - 1)), 1))
-    args.curriculum = ",".join(f"{length}:{S}" for length, S in stages)
-    config, task = train.config_of(args)
-    config["stage_steps"] = [max(1, args.budget // args.batch)]  # the progress bar shows it
-    one = n if args.task == "traces" else 1  # the spacing of the tests
-    tests = dict.fromkeys([f"{n}:{spacing}", *(f"{m * n}:{one}" for m in (1, 2, 4))])
-    return config, task, parse_stages(args.test_lengths or ",".join(tests), task, args.traces)
+    one = length if cell["task"] == "traces" else 1  # the spacing of the tests: one question
+    tests = dict.fromkeys([(length, spacing), (length, one), (2 * length, one), (4 * length, one)])
+    record("supervision", cell | RATES[cell["model"]] | {
+        "solved": solved, "steps": log[-1]["step"], "tokens": log[-1]["tokens"],
+        "minutes": round(log[-1]["seconds"] / 60, 3),
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "results": evaluate_and_print(model, task, tests)})
 
 
-def run(argv):
-    """One arm on one task until it is solved or its budget is spent, and its tests."""
-    parser = make_parser()
-    with user_errors(parser, argv) as args:
-        args = parser.parse_args([*RATES.get(args.model, "").split(), *argv])
-        config, task, tests = complete(args)
-        device, record = choose_device(args.device), args.record or RESULTS / "supervision.jsonl"
-        made = SupervisedRun(config, Path(args.out or folder_of(argv)), device)
-        there = (made.folder / "model.pt").exists()
-        if checkpoint := train.open_folder(made.folder, there, config, record):
-            made.restore(checkpoint)
-    print(f"{args.arm} of {args.model} on {args.task}, chance {task.chance:.3f}, device {device}, "
-          f"from step {made.progress['step']}", flush=True)
-    try:
-        made.train(args.save_every, lambda: False)
-    except FloatingPointError as error:
-        parser.error(f"{error} after step {made.progress['step']}; try smaller --lr, --matrix-lr")
-    progress, model = made.progress, made.result.eval()
-    minutes = round(progress["seconds"] / 60, 3)
-    print(f"solved after {progress['solved']} programs, ended after {progress['step']} steps, "
-          f"{minutes} minutes")
-    results = evaluate_and_print(model, task, tests, args.traces, 0, device)
-    append_record(record, f"{parser.prog} {shlex.join(argv)}", {
-        **{key: config[key] for key in CONDITIONS}, "solved": progress["solved"],
-        "steps": progress["step"], "tokens": progress["tokens"], "minutes": minutes,
-        "parameters": sum(weight.numel() for weight in model.parameters()), "device": device,
-        "curve": progress["curve"], "results": results})
+# --- 5. The study and its table -------------------------------------------------------------------
+
+STUDY = [  # task, length, spacing, model, the arms and their budget in programs; three seeds each
+    ("parity", 16, 1, "linrnn", ["next", "mixed", "stages", "linear", "contrastive"], 2**16),
+    ("parity", 32, 1, "linrnn", ["linear"], 2**16),
+    ("parity", 64, 1, "linrnn", ["mixed", "stages", "linear"], 2**15),
+    ("permutations", 8, 1, "linrnn", ARMS, 2**16),
+    *(("traces", 8, S, "linrnn", ["next", "decoder"], 2**15) for S in (1, 2, 4, 8)),
+    ("traces", 8, 1, "linrnn", ["stages"], 2**16),
+    ("traces", 8, 8, "linrnn", ["stages"], 2**16),
+    ("arithmetic", 4, 1, "linrnn", ["next", "mixed", "decoder"], 2**16),
+    ("parity", 8, 1, "transformer", ["next", "linear"], 2**15),
+    ("parity", 16, 1, "transformer", ["mixed", "linear"], 2**17),
+    ("parity", 16, 1, "lstm", ["next", "mixed", "linear"], 2**16),
+    ("permutations", 4, 1, "transformer", ["mixed", "decoder"], 2**16),
+    ("permutations", 4, 1, "lstm", ["decoder"], 2**16)]
+
+
+def cells_of_study():
+    """An arm each: all that distinguishes its runs, but for the seed."""
+    cells = []
+    for task, length, spacing, model, arms, budget in STUDY:
+        for arm in arms:
+            cells.append({"task": task, "length": length, "spacing": spacing, "model": model,
+                          "arm": arm, "budget": budget})
+    return cells
+
+
+def show():
+    """The records, an arm a line: when its runs were solved, and what is right, seed by seed.
+
+    For programs the shares are those of the lengths n, 2n and 4n. For traces they are those of
+    (n,S), and then with one reveal of (n,n), (2n,n) and (4n,n).
+    """
+    print("task        (n,S)  model       arm          solved after, of so many programs"
+          "      % right")
+    for cell in cells_of_study():
+        rows = records("supervision", **cell)
+        # The last reveal of a trace is its answer; the answer of a program is all its tokens.
+        what = "final" if cell["task"] == "traces" else "perfect"
+        shares = []
+        for row in rows:
+            shares.append("/".join(f"{100 * test[what]:.0f}" for test in row["results"]))
+        solved = ", ".join(f"{row['solved'] or '-'}" for row in rows)
+        size = f"({cell['length']},{cell['spacing']})"
+        print(f"{cell['task']:13}{size:7}{cell['model']:12}{cell['arm']:12}{solved:>22} of "
+              f"{cell['budget']:6}  {'  '.join(shares)}")
 
 
 def main(argv=None):
-    run_part("experiments.supervision", {"run": run}, argv)
+    parser = argparse.ArgumentParser(prog="python -m experiments.supervision",
+                                     description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--run", action="store_true", help="make the missing runs of the study, or some of them:")
+    add("--task", choices=TASKS, help="those of this task")
+    add("--arm", choices=ARMS, help="those of this arm")
+    add("--seed", type=number(0), help="those of this seed, which may be a fourth one")
+    args = parse(parser, argv)
+
+    seeds = range(3) if args.seed is None else [args.seed]
+    with one_line_errors(parser):
+        for cell, seed in itertools.product(cells_of_study(), seeds):
+            cell = cell | {"seed": seed}
+            wanted = args.task in (None, cell["task"]) and args.arm in (None, cell["arm"])
+            if args.run and wanted and not records("supervision", **cell):
+                run_cell(cell)
+    show()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

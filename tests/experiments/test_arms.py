@@ -1,84 +1,169 @@
-"""The diagonal mixer is its recurrence, and a study of an arm says what it measured."""
+"""The mixers of the ladder are their recurrences, and a study says what it measured."""
 
-import json
+import re
+from functools import partial
 
-import eval as evaluation
+import experiments
 import pytest
 import torch
-from conftest import SMALL
-from data import Group, ReplTask, generator
-from experiments import arms
-from models import LocalBlock, build
+from data import Group, ReplTask, WordTask, generator
+from experiments import arms, records
+from models import LanguageModel
 
 
-def few_traces(model, task, lengths, traces):
-    return evaluation.evaluate_and_print(model, task, lengths, 2)
+# --- The mixers -----------------------------------------------------------------------------------
+
+def gated_loop(q, k, v, beta, alpha, state):
+    """S <- alpha S, then a write for each r, then the read S^T q; explicit matrices."""
+    out = []
+    for t in range(q.shape[-2]):
+        state = alpha[..., t, None, None] * state
+        for r in range(k.shape[-2]):
+            k_K1 = k[..., t, r, :, None]
+            step = torch.eye(k.shape[-1]) - beta[..., t, r, None, None] * k_K1 @ k_K1.mT
+            write = beta[..., t, r, None, None] * k_K1 @ v[..., t, r, None, :]
+            state = step @ state + write
+        out.append((state.mT @ q[..., t, :, None])[..., 0])
+    return torch.stack(out, -2), state
 
 
-def test_a_cap_ends_a_run_and_a_higher_cap_goes_on_from_there(tmp_path):
-    """The curve counts all tokens that were read; the run in two parts has the steps of one."""
-    options = [word for word in SMALL if word not in ("--advance", "-1")]
-    options += ["--advance", "1.1", "--max-steps", "1000"]
-    steps = []
-    for millions in (0.004, 0.008):
-        run, curve = arms.learn(options, tmp_path / "parts", millions)
-        steps.append(run.progress["step"])
-        assert 1e6 * millions <= run.progress["tokens"] < 1e6 * millions + 200
-        assert not run.progress["finished"]
-    whole, _ = arms.learn(options, tmp_path / "whole", 0.008)
-    assert 0 < curve[-1][0] <= run.progress["tokens"] and curve[-1][1] == 2
-    assert steps[0] < steps[1] == whole.progress["step"]
-    assert torch.equal(run.model.head.weight, whole.model.head.weight)
+def test_the_gated_scan_is_the_loop_in_values_and_gradients():
+    """S_t = alpha_t (I - beta k k^T) S_{t-1} + beta k v^T; T = 45 is no multiple of a piece."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        q, k, v = torch.randn(2, 3, 45, 5), torch.randn(2, 3, 45, 2, 5), torch.randn(2, 3, 45, 2, 7)
+        k = torch.nn.functional.normalize(k, dim=-1)
+        beta, alpha = 2 * torch.rand(2, 3, 45, 2), (1 + torch.rand(2, 3, 45)) / 2
+        inputs = [x.requires_grad_() for x in (q, k, v, beta, alpha, torch.randn(2, 3, 5, 7))]
+        found = []
+        for scan in (arms.gated_product, gated_loop):
+            out, state = scan(*inputs)
+            gradients = torch.autograd.grad(out.sin().sum() + state.cos().sum(), inputs)
+            found.append([out, state, *gradients])
+        for ours, exact in zip(*found):
+            assert (ours - exact).abs().max() < 1e-10
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
-def test_each_arm_is_run_and_recorded_with_its_curve(tmp_path, monkeypatch):
+def model_of(name, task):
+    """The model of an arm, or of a rung."""
+    if name in arms.RUNGS:
+        width, layers, make_mixer = arms.RUNGS[name]
+        return LanguageModel(len(task.vocab), width, layers, 8, make_mixer)
+    return arms.make_arm(name, task)
+
+
+@pytest.mark.parametrize("name", [*arms.ARMS, *arms.RUNGS])
+def test_a_stream_in_pieces_is_the_whole(name):
+    """State out, state in, at places that no mixer's own pieces or chunks know."""
+    model = model_of(name, ReplTask(Group("S3"))).double()
+    for weight in model.parameters():
+        weight.data *= 1.5  # gates and angles leave the middle of their range
+    tokens = torch.randint(7, (2, 40))
+    state, pieces = None, []
+    for piece in tokens.tensor_split([1, 3, 30], 1):
+        logits, state = model.stream(piece, state)
+        pieces.append(logits)
+    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
+
+
+def test_each_transition_is_as_free_as_its_name_says():
+    """Diagonal: a in [smallest, 1], both reached. Rotations: |a| = 1, and the state of a dense
+    rotation keeps its length but not its direction."""
+    x = 100 * torch.randn(2, 40, 64)
+    for smallest in (-1.0, 0.0):
+        block = arms.DiagonalBlock(64, smallest)
+        block.project.weight.data *= 100
+        a, _, _ = block.coefficients(x)
+        assert a.min() == smallest and a.max() == 1
+    a, _, _ = arms.RotationBlock(64).coefficients(x)
+    assert (a.abs() - 1).abs().max() < 1e-6 and a.angle().std() > 0.5
+
+    block = arms.DenseBlock(64, width=5).double()
+    _, h = block(x.double())
+    assert (h.norm(dim=-1) - block.start.norm()).abs().max() < 1e-10
+    assert (h - block.start).abs().max() > 0.1
+
+
+def test_a_counter_is_what_odd_words_negate_and_even_words_keep():
+    """Set by hand: one element is negated by odd words of S3, one is a memory, all others fade."""
+    task = WordTask(Group("S3"))
+    model = LanguageModel(6, 8, 1, 2, lambda: arms.DiagonalBlock(8, -1.0))
+    model.blocks[0].out.weight.data.zero_()  # no neighbour is seen
+    model.embedding.weight.data = torch.eye(6, 8)
+    weights, bias = model.blocks[1].project.weight.data, model.blocks[1].project.bias.data
+    weights.zero_()
+    bias[3] = 9.0  # kept by all words
+    assert arms.count(model, task) == {"elements": 0}
+
+    odd = torch.tensor([sum(g[i] > g[j] for j in range(3) for i in range(j)) % 2 == 1
+                        for g in task.group.elements])
+    weights[2, :6] = 9 * (1 - 2 * odd.float())  # the norm keeps a one-hot's place
+    assert arms.count(model, task)["elements"] == 1
+
+
+# --- The studies ----------------------------------------------------------------------------------
+
+def test_a_study_makes_what_is_missing_and_skips_what_is_recorded(tmp_path, monkeypatch):
+    """Two cells of the ladder with a thousand tokens each: a row for each, once."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(arms, "LENGTHS", "2:1")
-    monkeypatch.setattr(arms, "evaluate_and_print", few_traces)
-    for arm in arms.ARMS:
-        arms.main(["run", arm, "--group", "S3", "--millions", "0.01", "--record", "r.jsonl"])
-    lines = [json.loads(line) for line in open("r.jsonl")]
-    assert [line["arm"] for line in lines] == list(arms.ARMS)
-    assert all(line["results"][0]["length"] == 2 and line["tokens"] >= 1e4 for line in lines)
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    monkeypatch.setattr(arms, "evaluate_and_print", partial(arms.evaluate_and_print, traces=2))
+    cells = arms.grid(arm=["rotations"], group=["S2"], millions=[0.001], seed=[0, 1])
+    study = arms.STUDIES["ladder"]
+    arms.make_missing(study._replace(cells=cells[1:]))
+    monkeypatch.setitem(arms.STUDIES, "ladder", study._replace(cells=cells))
+    for _ in range(2):
+        arms.main(["--run", "ladder"])
+    rows = records("ladder")
+    assert [row["seed"] for row in rows] == [1, 0]
+    assert all(cell.items() <= row.items() for cell, row in zip(cells[::-1], rows))
+    assert all(1000 <= row["tokens"] < 3000 and not row["finished"] for row in rows)
+    assert [result["length"] for result in rows[0]["results"]] == [64, 256]
 
 
-def test_spacing_changes_the_reveals_only(tmp_path, monkeypatch):
-    """The commands of step 0 are the same for all S; each cell is recorded with its spacing."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(arms, "evaluate_and_print", few_traces)
-    arms.main(["spacing", "linrnn", "--group", "S3", "--millions", "0.003", "--record", "r.jsonl"])
-    lines = [json.loads(line) for line in open("r.jsonl")]
-    assert [(line["first"], line["spacing"]) for line in lines] == [
-        (first, S) for first in ("", "2:1,") for S in (1, 2, 4, 8)]
-    task, texts = ReplTask(Group("S3")), set()
-    for S in (1, 2, 4, 8):
-        tokens = task.training_batch(4, 8, S, generator(0, "train", 0)).inputs[2]
-        texts.add("".join(line for line in task.decode(tokens).splitlines() if " = " in line))
-    assert len(texts) == 1
+@pytest.mark.parametrize("part", arms.STUDIES)
+def test_every_plan_can_be_trained(part):
+    """One batch of the first stage of each kind of cell: the model reads it, and its rates fit."""
+    study = arms.STUDIES[part]
+    kinds = {(cell.get("arm"), cell.get("format")): cell for cell in study.cells
+             if cell.get("group") != "A5"}
+    for cell in kinds.values():
+        task, make_model, recipe, lengths = study.plan(cell)
+        length, spacing = recipe.curriculum[0]
+        batch = task.training_batch(2, length, spacing, generator(0, "train", 0))
+        logits = make_model()(torch.from_numpy(batch.inputs))
+        assert logits.shape == (*batch.inputs.shape, len(task.vocab)) and logits.isfinite().all()
+        assert recipe.seed == cell["seed"] and bool(lengths) == (part != "rates")
 
 
-def test_the_best_of_a_grid_passed_with_the_fewest_tokens():
-    """Two that passed, by tokens; then those that did not, by what they know at the end."""
-    rows = [{"finished": False, "tokens": 9, "last_accuracy": 0.6},
-            {"finished": False, "tokens": 9, "last_accuracy": 0.7},
-            {"finished": True, "tokens": 8, "last_accuracy": 0.9},
-            {"finished": True, "tokens": 5, "last_accuracy": 0.8}]
-    assert sorted(rows, key=arms.place) == rows[::-1]
+def test_the_rates_are_the_best_of_the_recorded_grid():
+    """Passed with the fewest tokens; where no rate passed, most reveals right at the end."""
+    def merit(row):
+        last = sum(share for _, _, share in row["curve"][-10:])
+        return (1, -row["tokens"]) if row["finished"] else (0, last)
+
+    for arm, rates in arms.RATES.items():
+        best = max(records("arms_rates", arm=arm), key=merit)
+        assert (best["optimizer"], best["lr"], best["matrix_lr"]) == rates
 
 
-@pytest.mark.parametrize("name", ["linrnn", "transformer", "lstm"])
-def test_conv_width_1_takes_the_local_block_from_every_arm_and_nothing_else(name):
-    """The ablation: without the block a logit depends on its own token and the mixer alone."""
-    bare, whole = (build(name, 7, conv_width=width).blocks for width in (1, 4))
-    assert not any(isinstance(block, LocalBlock) for block in bare)
-    assert isinstance(whole[0], LocalBlock)
-    assert [type(block) for block in bare] == [type(block) for block in whole[1:]]
-
-
-def test_an_evaluation_draws_from_the_test_generator_alone(monkeypatch):
-    """No test trace comes from the generators of training or of validation."""
-    asked, real = [], evaluation.generator
-    monkeypatch.setattr(evaluation, "generator", lambda *key: asked.append(key) or real(*key))
-    task = ReplTask(Group("S3"))
-    evaluation.evaluate(build("lstm", len(task.vocab), d_model=8), task, 4, 2, traces=2, seed=7)
-    assert asked == [(7, "test", 4, 2)]
+def test_what_the_chapter_says_is_what_its_records_say(capsys):
+    """The finding of the docstring, and a line of every table, from the records."""
+    arms.main([])
+    shown = {}
+    for line in capsys.readouterr().out.splitlines():
+        name, *cells = re.split(r"  +", line)
+        shown[name] = cells
+    assert shown["S5, full, linrnn, 15"][:3] == ["5 of 5", "5", "2.8-3.2"]
+    assert shown["S5, full, linrnn, 15"][-1] == "100.0"
+    for arm in ("linrnn-beta1", "transformer", "lstm"):
+        assert shown[f"S5, full, {arm}, 15"][0] == "0 of 5"
+    passed = {arm: sum(row["stage_reached"] > 1 for row in records("arms", arm=arm, group="S5",
+                                                                  commands="full", millions=15))
+              for arm in ("transformer", "lstm")}
+    assert passed == {"transformer": 3, "lstm": 0}
+    assert shown["4 reflections"][4:6] == ["100.0", "99.8-100.0"]  # A5
+    assert shown["S3, linrnn, 2:1"][-2:] == ["2 of 3", "33.6-100.0"]
+    assert shown["word, S5, full"][-1] == "1.7"

@@ -1,101 +1,253 @@
-"""What a chapter may do, and what the spine lets it do."""
+"""The law of the chapters: who imports whom, where a command ends, what shows which record; and the
+numbers of both READMEs, counted again from the records.
+"""
 
 import ast
-import json
-from graphlib import TopologicalSorter
+import importlib
+import re
+import sys
+from math import factorial
 
-import data
-import eval as evaluation
-import models
-import numpy as np
 import pytest
-import torch
-import train
-from conftest import ROOT, SMALL
-from scan import delta_rule_chunked, delta_rule_recurrent, exchange_key
+from conftest import ROOT
+
+from eval import evaluate, load_run
+from experiments import RESULTS, records
 
 CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("*.py")}
+CHAPTERS.pop("__init__")
+SPINE = ["data", "scan", "models", "eval", "train"]
+ARROWS = {("snap", "inside"), ("adversary", "beliefs"), ("programs", "snap")}  # and figures -> any
+PACKAGES = {"torch", "numpy", "tqdm", "matplotlib", "filelock", "pytest"}
+SHOWING = ["arms", "adversary", "unseen", "snap", "scale", "programs", "supervision", "actions"]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RECORDS = (RESULTS / "README.md").read_text(encoding="utf-8")
+NAMES = sorted(path.stem for path in RESULTS.glob("*.jsonl"))
 
 
-def test_chapters_are_short_and_import_one_another_without_circles():
-    imported = {name: set() for name in CHAPTERS}
+# --- The house ------------------------------------------------------------------------------------
+
+def imports_of(path):
+    """The modules that a file imports, with dots. What comes out of the package `experiments`
+    itself, a function or a chapter, has its name behind the dot."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module == "experiments":
+            found |= {f"experiments.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module)
+    return found
+
+
+def test_chapters_stand_side_by_side_on_the_spine():
+    """A chapter imports the spine and the helpers of experiments/__init__.py. Few read another."""
+    for name, path in CHAPTERS.items():
+        for module in imports_of(path):
+            package, _, other = module.partition(".")
+            if package == "experiments" and other in CHAPTERS:
+                assert name == "figures" or (name, other) in ARROWS, (name, other)
+            else:
+                known = {*SPINE, "experiments", *PACKAGES, *sys.stdlib_module_names} - {"pytest"}
+                assert package in known, (name, module)
+
+
+def test_spine_and_tests_import_no_more_than_they_say():
+    """No test of the spine imports a chapter, and no test needs a package of its own."""
+    tests = [*(ROOT / "tests").glob("*.py"), *(ROOT / "tests/experiments").glob("*.py")]
+    ours = {*SPINE, "experiments", *(path.stem for path in tests)}
+    for path in tests:
+        modules = imports_of(path)
+        packages = {module.split(".")[0] for module in modules}
+        assert packages <= ours | PACKAGES | sys.stdlib_module_names, path
+        assert path.parent.name == "experiments" or "experiments" not in packages, path
+
+
+def test_a_command_is_run_by_its_name_and_leads_on():
+    """Each ends in silence at Ctrl-C and at a closed pipe (data.run). Each names what to read next,
+    and who follows that from arms.py meets all of them but the pictures."""
+    following = {}
     for name, path in CHAPTERS.items():
         source = path.read_text(encoding="utf-8")
-        assert len(source.splitlines()) <= 300, path
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Import):
-                imported[name] |= {alias.name.removeprefix("experiments.") for alias in node.names}
-            if isinstance(node, ast.ImportFrom):
-                imported[name] |= {node.module.removeprefix("experiments.")}
-                imported[name] |= {alias.name for alias in node.names
-                                   if node.module == "experiments"}
-    TopologicalSorter({name: used & {*CHAPTERS} for name, used in imported.items()}).prepare()
+        assert source.endswith('if __name__ == "__main__":\n    run(main)\n'), name
+        found = re.search(r"^Next: (\w+)\.", ast.get_docstring(ast.parse(source)), re.MULTILINE)
+        following[name] = found and found[1]
+    met = ["arms"]
+    while met[-1] in CHAPTERS:
+        met.append(following[met[-1]])
+    assert met[-1] == "analysis" and {*met[:-1]} == {*CHAPTERS} - {"figures"}
 
 
-class Riddle(data.ReplTask):
-    """A task with an option of its own, whose ideal reader knows nothing."""
-
-    def __init__(self, group, commands="full", depth=2):
-        super().__init__(group, commands)
-        self.depth = depth
-
-    def training_batch(self, *request):
-        batch = super().training_batch(*request)
-        best = np.zeros((len(batch.inputs), batch.reveals[0].sum(), len(self.vocab)))
-        best[..., self.value_tokens] = 1 / self.group.degree
-        return batch._replace(best=best)
-
-    test_batch = training_batch
+@pytest.mark.parametrize("name", SHOWING)
+def test_a_chapter_without_options_shows_its_table(name, capsys):
+    """From the records alone, and each number is one."""
+    importlib.import_module(f"experiments.{name}").main([])
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) > 10
+    assert not re.search(r"\bnan\b|\bNone of\b|\{\}", shown)
 
 
-class Mine(models.LinRNN):
-    """A model with a block of its own."""
+# --- The records ----------------------------------------------------------------------------------
 
-    class Block(models.DeltaBlock):
-        pass
-
-
-def test_a_chapter_brings_a_task_and_a_model_and_its_runs_need_it(
-        tmp_path, monkeypatch, refused, capsys):
-    """Registered, with a flag of its own. A stage is left at --advance times the accuracy of the
-    best prediction, here 1/3. Without the chapter the run is refused, and the chapter named."""
-    monkeypatch.setitem(data.TASKS, "riddle", Riddle)
-    monkeypatch.setitem(models.MODELS, "mine", Mine)
-    monkeypatch.setattr(train, "train_step", lambda *_: {"loss": 0.0, "reveal_accuracy": 0.32})
-    parser, run, record = train.make_parser(), tmp_path / "run", tmp_path / "record.jsonl"
-    parser.prog = "python -m experiments.riddles train"
-    parser.add_argument("--depth", type=int, default=2)
-    parser.set_defaults(format="riddle", chapter="experiments.riddles")
-    train.main([*SMALL, "--model", "mine", "--depth", "6", "--advance", "0.95", "--out", str(run),
-                "--record", str(record)], parser)
-    line, (checkpoint, task, model) = json.loads(record.read_text()), evaluation.load_run(run)
-    assert task.depth == checkpoint["config"]["depth"] == 6
-    assert type(model) is Mine and type(model.blocks[1]) is Mine.Block
-    assert line["steps"] == train.STREAK + 3  # 0.32 > 0.95 / 3, and then the last steps
-    assert line["command"].startswith("python -m experiments.riddles train ")
-    assert line["results"][0]["bayes"] == pytest.approx(1 / 3) and line["results"][0]["kl"] > 0
-    logged = json.loads((run / "log.jsonl").read_text().splitlines()[-1])
-    assert logged["bayes_accuracy"] == pytest.approx(1 / 3)
-    assert "excess" in capsys.readouterr().out
-    for registry, name in ((models.MODELS, "mine"), (data.TASKS, "riddle")):
-        monkeypatch.delitem(registry, name)
-        refused(evaluation.main, [run], name, "experiments.riddles")
+def cells(text, columns):
+    """The rows of the tables of so many columns, a list of stripped cells each."""
+    rows = []
+    for line in text.splitlines():
+        row = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(row) == columns and not set("".join(row)) <= set("- "):
+            rows.append(row)
+    return rows
 
 
-def test_in_float32_the_chunks_lose_a_few_times_what_the_loop_loses():
-    """T = 4,096 exchanges by the ten swap keys of S5, in a random orthogonal basis: the error
-    against the float64 loop is within 10 times that of the float32 loop."""
-    pairs = torch.combinations(torch.arange(5))
-    basis = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))[0]
-    k = (exchange_key(pairs[:, 0], pairs[:, 1], 5) @ basis)[torch.randint(10, (8, 4096))]
-    beta, state = k.new_full((8, 4096), 2.0), torch.eye(5).double().expand(8, 5, 5)
-    exact = torch.randn_like(k), k, torch.zeros_like(k), beta, state
-    rounded = [x.float() for x in exact]
-    truth = delta_rule_recurrent(*exact)
+def span(values, places=1):
+    """Least-greatest; one number where the two are the same."""
+    ends = f"{min(values):.{places}f}", f"{max(values):.{places}f}"
+    return ends[0] if ends[0] == ends[1] else "-".join(ends)
 
-    def error(results):
-        return max((ours - true).abs().max() for ours, true in zip(results, truth, strict=True))
 
-    loop = error(delta_rule_recurrent(*rounded))
-    for C in (16, 32, 256):
-        assert error(delta_rule_chunked(*rounded, chunk_size=C)) <= 10 * loop
+def of_full_commands(name):
+    """The runs of train.py in this file, without the one with swaps."""
+    return [run for run in records(name) if "swap" not in run["command"]]
+
+
+def accuracy(runs, length):
+    """In %, of each run at this length."""
+    return [100 * row["all"] for run in runs for row in run["results"] if row["length"] == length]
+
+
+def ranges(numbers):
+    """0-4, 10-12: the numbers, those in a row as one."""
+    pieces = []
+    for number in sorted(numbers):
+        if pieces and number == pieces[-1][1] + 1:
+            pieces[-1][1] = number
+        else:
+            pieces.append([number, number])
+    return ", ".join(span(piece, 0) for piece in pieces) or "-"
+
+
+def test_each_file_of_records_is_listed_as_it_is_and_shown():
+    """Runs, seeds and hours are counted. A chapter that shows a file names it in its code."""
+    header, *rows = cells(RECORDS, 6)
+    assert header == ["file", "runs", "seeds", "hours", "made by", "shown by"]
+    assert sorted(row[0].strip("`") for row in rows) == NAMES
+    total = 0
+    for name, runs, seeds, hours, _, shown in rows:
+        name = name.strip("`")
+        found = records(name)
+        minutes = sum(run.get("minutes", 0) for run in found)
+        total += minutes / 60
+        assert int(runs) == len(found), f"a new row? Count the runs of {name} in its README, too"
+        assert seeds == ranges({run["seed"] for run in found if "seed" in run}), name
+        assert hours == (f"{minutes / 60:.1f}" if minutes else "-"), name
+        for chapter in re.findall(r"`(\w+)`", shown):
+            assert f'"{name}"' in CHAPTERS[chapter].read_text(encoding="utf-8"), (name, chapter)
+        assert "`" in shown or shown in ("README", "below"), name
+    assert f"took {total:.1f} hours" in RECORDS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_record_names_no_machine_and_its_rows_are_those_of_eval(name):
+    """A command is one that a reader can repeat, at a commit. A trace without a mistake has no
+    wrong reveal, so fewer traces are perfect than reveals are right."""
+    for run in records(name):
+        assert not re.search(r"(^|[ =])[/~]", run.get("command", "")), run["command"]
+        assert not run.get("commit", "").endswith("-dirty")
+        results = run.get("results", [])
+        if isinstance(results, dict):  # a list for each kind of test
+            results = [row for rows in results.values() for row in rows]
+        for row in results:
+            if "all" in row and "perfect" in row:
+                assert row["perfect_low"] <= row["perfect"] <= row["perfect_high"] + 1e-9
+                assert row["perfect"] <= min(row["all"], row["final"])
+
+
+def test_what_the_records_say_of_the_recipe_is_so():
+    """Each of these numbers stands in the README of the records, and is the one of its row."""
+    text = " ".join(RECORDS.split())
+    steps = [run["steps"] for run in of_full_commands("s5")]
+    stored = accuracy(of_full_commands("s5"), 256)
+    default = accuracy(of_full_commands("default"), 256)
+    longer, unweighted, few, many = records("recipe")
+    for said in (
+            f"{min(steps)} to {max(steps)} short steps",
+            f"took {longer['steps']} long ones",
+            f"has {min(default):.1f} to {max(default):.1f}% there",
+            f"all seeds of `s5` have at least {min(stored):.1f}%",
+            f"took seed 0 {unweighted['steps']} steps",
+            f"{unweighted['results'][2]['all']:.1%} at (256,32)",
+            f"{many['steps']} steps with 256 words",
+            f"{few['steps']:,} steps with 64",
+            f"{few['results'][0]['all']:.1%} of the labels"):
+        assert said in text, said
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stored_model_is_the_recorded_run(seed):
+    """The seed, the steps, and all reveals right, of which a few traces are read again."""
+    recorded, = [run for run in of_full_commands("s5") if run["seed"] == seed]
+    checkpoint, task, model = load_run(RESULTS / f"models/linrnn-S5-seed{seed}")
+    assert checkpoint["progress"]["step"] == recorded["steps"]
+    assert checkpoint["config"]["seed"] == seed
+    row = evaluate(model, task, 64, 8, traces=8)
+    assert row["all"] == recorded["results"][0]["all"] == 1
+
+
+# --- README ---------------------------------------------------------------------------------------
+
+ARMS = {("`linrnn`", "≤ 2"): "linrnn", ("`linrnn`", "≤ 1"): "linrnn-beta1",
+        ("`transformer`", ""): "transformer", ("`lstm`", ""): "lstm"}
+
+
+def solved(runs):
+    """k of n: at least 99.5% of the reveals are right at (128,16)."""
+    return f"{sum(share >= 99.5 for share in accuracy(runs, 128))} of {len(runs)}"
+
+
+@pytest.mark.parametrize("row", ARMS)
+def test_each_row_of_the_arms_is_what_the_records_say(row):
+    (_, _, told, *numbers), = [line for line in cells(README, 10) if tuple(line[:2]) == row]
+    runs = records("arms", arm=ARMS[row], group="S5", commands="full", millions=15)
+    assert len({run["seed"] for run in runs}) == len(runs) == 5
+    assert told == solved(runs)
+    assert numbers == [span([run["tokens"] / 1e6 for run in runs]),
+                       span([run["minutes"] for run in runs]),
+                       *(span(accuracy(runs, length)) for length in (2, 8, 16, 64, 128))]
+
+
+def test_the_default_command_is_what_five_seeds_recorded():
+    runs = of_full_commands("default")
+    assert sorted(run["seed"] for run in runs) == [0, 1, 2, 3, 4]
+    assert {run["threads"] for run in runs} == {2}
+    shares = {length: span(accuracy(runs, length)) for length in (64, 128, 256)}
+    assert shares[64] == shares[128]
+    assert (f"on five seeds and two cores: {shares[64]}% at (64,8) and (128,16), {shares[256]}% at "
+            f"(256,32), in {span([run['minutes'] for run in runs])} minutes"
+            ) in " ".join(README.split())
+
+
+def test_each_row_of_more_variables_is_what_the_records_say():
+    """The last column counts, on the worst seed, the traces of 8,192 commands that are right to the
+    end if the state is put back after each."""
+    rows = [row for row in cells(README, 8) if re.fullmatch(r"S\d+", row[0])]
+    assert [row[0] for row in rows] == ["S8", "S12", "S16", "S26"]
+    for group, states, told, minutes, *shares, snapped in rows:
+        runs = records("scale", group=group, commands="full", without="none", model="linrnn")
+        assert float(states.replace(",", "")) == pytest.approx(factorial(int(group[1:])), rel=0.05)
+        assert told == solved(runs) and len({run["seed"] for run in runs}) == len(runs)
+        assert minutes == span([run["minutes"] * run["threads"] for run in runs])
+        assert shares == [span(accuracy(runs, length)) for length in (64, 128, 256)]
+        perfect = []
+        for run in records("snap"):
+            last = run["results"][-1]
+            put_back = run["config"]["group"] == group and "--interval" not in run["command"]
+            if put_back and "experiments.snap" in run["command"] and last["length"] == 8192:
+                assert last["traces"] == 32
+                perfect.append(round(last["perfect"] * 32))
+        assert snapped == (f"{min(perfect)} of 32" if perfect else "-")
+
+
+def test_the_table_of_chapters_names_each_of_them():
+    named = re.findall(r"`(\w+)`", " ".join(row[0] for row in cells(README, 2)))
+    assert {*named} >= {*CHAPTERS} and not {*named} - {*CHAPTERS} - {*SPINE} - {"file", "py"}

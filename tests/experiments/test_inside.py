@@ -1,182 +1,335 @@
 """What is reported from inside a model is what the model computes."""
 
-import json
+import re
 
 import numpy as np
 import pytest
 import torch
+from machine import SwapMachine
 
-from data import Group, ReplTask, generator, run_commands
-from experiments.heads import delta_blocks, load_repl_run, scan_inputs
-from experiments.inside import (beta_by_place, command_lines, fit_probe, intervene, likeness, main,
-                                mean_axis, name_keys, probe_accuracy, swap_machine_errors)
+import train
+from data import Group, ReplTask, generator
+from experiments.inside import (LinearImage, Untracked, ask_all, beta_by_place, collect_states,
+                                command_lines, delta_blocks, intervene, likeness, main, nearest,
+                                read_heads, read_off, right_hand_keys, scan_inputs, settled_ends,
+                                swap_machine_errors, tracking_heads, write_heads)
 from models import build
-from scan import exchange_key
+from scan import delta_rule_recurrent, exchange_key
 
 TASK = ReplTask(Group("S4"))
+HEADS = [(0, 0)]  # of a SwapMachine
 
 
 def make(layers=1, **options):
     return build("linrnn", len(TASK.vocab), d_model=32, heads=2, layers=layers, **options)
 
 
+def traces(batch, length, spacing):
+    return torch.from_numpy(TASK.sample(batch, length, spacing, generator(0, "valid"))[0])
+
+
+# --- Which head tracks ----------------------------------------------------------------------------
+
+def test_the_head_that_keeps_and_moves_is_found(monkeypatch):
+    """Four heads with the same keys, exchanges of random slots: beta = 2 tracks; beta = 0 only
+    keeps, and beta = 1 and 1/2 forget all but the mean of the slots. The first alone is found, in
+    the layer where it is."""
+    task = ReplTask(Group("S3"))
+    model = build("linrnn", len(task.vocab), d_model=24, heads=4, layers=2)
+
+    def inputs_of_scan(x):
+        i = torch.randint(3, x.shape[:2])
+        j = (i + torch.randint(1, 3, i.shape)) % 3
+        k = exchange_key(i, j, 6).float()[:, None, :, None].expand(-1, 4, -1, -1, -1)
+        beta = torch.tensor([0.0, 2.0, 1.0, 0.5]).view(4, 1, 1).expand(k.shape[:-1])
+        return k[..., 0, :], k, torch.ones_like(k), beta
+
+    monkeypatch.setattr(model.blocks[3], "inputs_of_scan", inputs_of_scan)
+    assert [*delta_blocks(model)] == [1, 3]
+    assert tracking_heads(model, task) == [(3, 1)]
+
+
+@pytest.mark.parametrize("name, options", [("linrnn", {"beta_max": 1.0}), ("lstm", {})])
+def test_a_model_that_cannot_reflect_has_no_tracking_head(name, options):
+    assert tracking_heads(build(name, len(TASK.vocab), **options), TASK) == []
+
+
+def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():
+    """S, computed from what the block of that entry hands to its scan, token after token. What is
+    written can be read, in these heads and in no other, and the given state is left alone."""
+    model = make(layers=2).double()
+    tokens = traces(3, 2, 1)
+    with torch.no_grad():
+        _, state = model.stream(tokens)
+    heads, expected = [(3, 1), (1, 0)], []
+    for entry, head in heads:
+        q, k, v, beta = [x[:, head] for x in scan_inputs(model, tokens)[entry]]
+        _, S = delta_rule_recurrent(q, k[..., 0, :], v[..., 0, :], beta[..., 0])
+        expected.append(S)
+    held = read_heads(state, heads)
+    assert (held - torch.stack(expected, 1)).abs().max() < 1e-10
+
+    fresh = torch.randn_like(held)
+    written = write_heads(state, heads, fresh)
+    assert torch.equal(read_heads(written, heads), fresh)
+    assert torch.equal(read_heads(state, heads), held)
+    assert torch.equal(written[3][:, 0], state[3][:, 0])
+
+
 # --- Beta and keys --------------------------------------------------------------------------------
 
 def test_the_lines_of_an_array_are_the_lines_of_the_text():
-    tokens, _ = TASK.sample(3, 12, 4, generator(0, "valid"))
-    for row, lines in zip(tokens, command_lines(TASK, tokens, 12, 4)):
-        commands = [line for line in TASK.decode(row).splitlines(keepends=True)
-                    if line.startswith(">>> ") and ", " in line and "print" not in line]
-        assert [TASK.decode(line) for line in lines] == commands and len(commands) == 12
+    for row, lines in zip(traces(3, 12, 4), command_lines(TASK, traces(3, 12, 4), 12, 4)):
+        commands = re.findall(r">>> .*, .* = .*\n", TASK.decode(row))
+        assert [TASK.decode(line) for line in lines] == commands
+        assert len(commands) == 12
 
 
-def test_scan_inputs_are_those_of_every_layer():
-    """The second layer's inputs depend on the first layer's output: recomputed block by block."""
-    model = make(layers=2)
-    tokens = torch.from_numpy(TASK.sample(2, 3, 1, generator(0, "valid"))[0])
-    first, second = scan_inputs(model, tokens)
-    local, delta, mlp, deeper, _ = model.blocks
-    x, _ = local(model.embedding(tokens))
-    assert all(map(torch.equal, first, delta.inputs_of_scan(x)))
-    assert all(map(torch.equal, second, deeper.inputs_of_scan(mlp(delta(x)[0])[0])))
-    assert delta_blocks(build("lstm", 9)) == {}
-
-
-def test_keys_are_sorted_by_name_and_place():
-    """Without a local block a key depends on its token alone: each entry is that token's key."""
+def test_beta_and_keys_are_sorted_by_place_and_name():
+    """Without a local block both depend on their token alone. So the key of a place and a name is
+    that of the token there, up to its sign, and the mean beta of a place is that of its tokens."""
     model = make(conv_width=1)
-    left, right = name_keys(model, TASK, 0, 1, length=32, spacing=8)
     symbols = torch.arange(len(TASK.vocab)).unsqueeze(0)
-    of_symbol = scan_inputs(model, symbols)[0][1][0, 1, :, 0]
-    for i, place in enumerate("abcd"):
+    _, k, _, beta = scan_inputs(model, symbols)[0]
+    keys = right_hand_keys(model, TASK, 0, 1)
+    for i in range(4):
         for y, name in enumerate("abcd"):
-            token = TASK.encode(name if i == 0 else f", {name}")[0]
-            assert abs(right[i, y] @ of_symbol[token]) > 1 - 1e-5
-        token = TASK.encode(place if i == 0 else f", {place}")[0]
-        assert abs(left[i] @ of_symbol[token]) > 1 - 1e-5
+            token, = TASK.encode(name if i == 0 else f", {name}")
+            assert abs(keys[i, y] @ k[0, 1, token, 0]) > 1 - 1e-5
+
+    betas = beta_by_place(model, TASK)
+    lines = command_lines(TASK, traces(64, 64, 8), 64, 8)
+    expected = beta[0, :, lines.flatten(0, 1), 0].mean(1)  # [heads, lines of commands, place]
+    torch.testing.assert_close(betas, expected.unsqueeze(0))
 
 
-def test_opposite_keys_are_the_same_reflection():
-    key = torch.tensor([0.6, -0.8])
-    assert abs(mean_axis(torch.stack([key, -key, -key, key])) @ key) > 1 - 1e-6
-
-
-def test_the_keys_of_the_machine_are_like_themselves_in_any_basis_and_random_ones_are_not():
-    """The machine's keys by its own rule, e_i against e_y', rotated and with random signs: r = 1.
-    With places and names exchanged r is 1 as well. With the names shuffled at each place it is
-    not: then two keys of one name no longer meet at 60 degrees."""
+def test_the_keys_of_the_machine_are_like_themselves_in_any_basis_and_others_are_not():
+    """The machine's keys, rotated and with random signs: r = 1. With the names shuffled at each
+    place two keys of one name no longer meet at 60 degrees."""
     place, name = torch.meshgrid(torch.arange(5), torch.arange(5), indexing="ij")
     keys = exchange_key(place, name + 5, 10)
     rotation = torch.linalg.qr(torch.randn(10, 10).double())[0]
     signs = torch.randint(2, (5, 5, 1)) * 2 - 1
     assert abs(likeness(signs * (keys @ rotation)) - 1) < 1e-10
-    assert abs(likeness(keys.transpose(0, 1)) - 1) < 1e-10
     shuffled = torch.stack([keys[i, torch.arange(5).roll(i)] for i in range(5)])
     assert likeness(shuffled) < 0.7
-    random = torch.nn.functional.normalize(torch.randn(5, 5, 10), dim=-1)
-    assert abs(likeness(random)) < 0.3
 
-
-def test_beta_by_place_averages_each_place_of_the_command_lines():
-    """Without a local block beta depends on its token alone. At the place 7 of a line, the second
-    on the right, all names occur, each in its share of the lines."""
-    model = make(conv_width=1)
-    betas = beta_by_place(model, TASK, length=32, spacing=8)
-    assert betas.shape == (1, 2, 11)
-    symbols = torch.arange(len(TASK.vocab)).unsqueeze(0)
-    of_symbol = scan_inputs(model, symbols)[0][3][0, :, :, 0]
-    lines = command_lines(TASK, TASK.sample(16, 32, 8, generator(0, "valid"))[0], 32, 8)
-    for place, count in [(0, 1), (7, 4)]:
-        there = lines[..., place].flatten()
-        assert len(set(there)) == count
-        assert torch.allclose(betas[0, :, place], of_symbol[:, there].mean(-1), atol=1e-6)
-
-
-# --- Intervention and probe -----------------------------------------------------------------------
 
 def test_an_intervention_narrows_one_head_and_is_undone(monkeypatch):
-    """In the model that is evaluated, the beta of that head is scaled, the other is as trained."""
+    """In the model that is evaluated the beta of that head is scaled, the other is as trained."""
     model, seen = make(), []
-    tokens = torch.from_numpy(TASK.sample(2, 3, 1, generator(0, "valid"))[0])
-    before = scan_inputs(model, tokens)[0][3]
+    tokens = traces(2, 3, 1)
+    before = scan_inputs(model, tokens)[1][3]
 
     def look(model, *_):
-        seen.append(scan_inputs(model, tokens)[0][3])
+        seen.append(scan_inputs(model, tokens)[1][3])
         return {"all": len(seen) / 10}
 
     monkeypatch.setattr("experiments.inside.evaluate", look)
     assert intervene(model, TASK, [2.0, 0.5]).tolist() == [[[0.1, 0.2], [0.3, 0.4]]]
     scales = [(beta / before).mean((0, 2, 3)).tolist() for beta in seen]
     assert np.allclose(scales, [[1, 1], [0.25, 1], [1, 1], [1, 0.25]], atol=1e-6)
-    assert torch.equal(scan_inputs(model, tokens)[0][3], before)
+    assert torch.equal(scan_inputs(model, tokens)[1][3], before)
 
 
-def test_the_probe_reads_a_permutation_that_is_there_and_none_that_is_not():
-    """States that are a random linear image of the permutation matrix: read exactly on fresh
-    elements. Of states without the permutation nothing can be read."""
-    perms, fresh = TASK.group.draw((2, 300), generator(0, "valid"))
-    mix, noise = torch.randn(16, 20), torch.randn(300, 4, 5)
-    states, unseen = [(torch.eye(4)[p].flatten(1) @ mix).view(-1, 4, 5) for p in (perms, fresh)]
-    assert probe_accuracy(fit_probe(states, perms), unseen, fresh) == 1
-    assert probe_accuracy(fit_probe(noise, perms), noise.flip(0), fresh) < 0.2
+# --- Where a state can be read --------------------------------------------------------------------
+
+@pytest.mark.parametrize("commands, mark", [("full", " = "), ("swap", "\n")])
+def test_a_command_has_settled_in_the_line_after_it(commands, mark):
+    """Up to each place the text holds one command more, whole, and ends with the mark."""
+    task = ReplTask(Group("S4"), commands)
+    tokens, _ = task.sample(1, 6, 3, generator(0, "valid"))
+    ends = settled_ends(task, 6, 3)
+    assert len(ends) == 5
+    for count, end in enumerate(ends, 1):
+        text = task.decode(tokens[0, :end])
+        assert text.endswith(mark) and len(re.findall(r", . = .*\n", text)) == count
+
+
+def test_the_states_of_the_hand_built_head_are_the_permutations_and_so_are_its_answers():
+    """Slot x holds the value of variable x after each command; the spares are empty again. Asked
+    for each variable, a model that names the first value as the second, and the second as the
+    first, is taken at its word."""
+    class Renamed(SwapMachine):
+        def stream(self, tokens, state=None):
+            logits, state = super().stream(tokens, state)
+            first, second, *_ = self.task.value_tokens
+            logits[..., [first, second]] = logits[..., [second, first]]
+            return logits, state
+
+    found = []
+    for machine, ask in [(SwapMachine("S4"), False), (Renamed("S4"), True)]:
+        rng = generator(0, "valid")
+        found.append(collect_states(machine, machine.task, HEADS, 6, 10, 5, rng, ask))
+    (states, perms), (asked, renamed) = found
+    assert states.shape == (6, 10, 1, 8, 4) and len(np.unique(perms.reshape(60, 4), axis=0)) > 10
+    assert (states[:, :, 0, :4] - torch.from_numpy(np.eye(4)[perms])).abs().max() < 1e-10
+    assert states[:, :, 0, 4:].abs().max() < 1e-10
+    assert torch.equal(asked, states)
+    assert (renamed == np.array([1, 0, 2, 3])[perms]).all()
+
+
+def test_each_question_starts_from_the_same_state():
+    """What a model has read when it answers: the past and one question, for each variable."""
+    task, read = ReplTask(Group("S3")), []
+
+    class Listener(torch.nn.Module):
+        def stream(self, tokens, state):
+            read.append([past + task.decode(row) for past, row in zip(state, tokens)])
+            logits = torch.zeros(*tokens.shape, len(task.vocab))
+            logits[:, -1, task.value_tokens[len(read) % 3]] = 1
+            return logits, read[-1]
+
+    answers = ask_all(Listener(), task, ["one; ", "two; "], 2)
+    assert answers.tolist() == [[1, 2, 0]] * 2
+    assert read == [[f"{past}; >>> print('{x}', {x})\n{x} " for past in ("one", "two")]
+                    for x in "abc"]
+
+
+# --- The permutation in a state -------------------------------------------------------------------
+
+def image_of(name, count=400):
+    """The image fitted to states that are a random linear map of permutation matrices; a function
+    that makes such states; and the permutations."""
+    group = Group(name)
+    perms = group.draw((count,), generator(0, "valid"))
+    mix = torch.randn(group.degree**2, 2, 7, 9).double()
+
+    def make_states(perms):
+        return torch.tensordot(torch.eye(group.degree).double()[perms].flatten(1), mix, 1) + 3.0
+
+    return LinearImage([(1, 0), (1, 1)], make_states(perms), perms), make_states, perms
+
+
+@pytest.mark.parametrize("name, directions", [
+    ("S5", 16), ("A5", 16), ("A3", 2), ("Z7", 6), ("D6", 9), ("D5", 8), ("D4", 5), ("A4xZ5", 13)])
+def test_a_group_spans_as_many_directions_as_its_parts_say(name, directions, monkeypatch):
+    """(n - 1)^2 for S_n and A_n, n - 1 for Z_n, 2n - 3 or 2n - 2 for D_n, and sums for products. A
+    state is read and written without loss."""
+    monkeypatch.setattr("experiments.inside.SHORTEST", 1e-6)  # random maps have short directions
+    image, make_states, perms = image_of(name)
+    assert len(image.sizes) == directions
+    P = image.read(make_states(perms))
+    assert (P - torch.eye(image.n)[perms]).abs().max() < 1e-10
+    assert (image.correct(make_states(perms)) - make_states(perms)).abs().max() < 1e-10
+
+
+def test_a_direction_that_the_head_does_not_use_is_not_read():
+    """States of Z7 on a circle, with noise: two of six directions, and every element is read."""
+    perms = Group("Z7").draw((500,), generator(0, "valid"))
+    angle = torch.from_numpy(perms[:, 0]).float() * (2 * torch.pi / 7)
+    circle = torch.stack([angle.cos(), angle.sin()], -1) @ torch.randn(2, 12)
+    states = (circle + 0.05 * torch.randn(500, 12)).view(500, 1, 3, 4)
+    image = LinearImage([(1, 0)], states[:300], perms[:300])
+    assert len(image.sizes) == 2
+    assert (nearest(image.read(states[300:])).numpy() == perms[300:]).all()
+
+
+def test_answers_that_are_no_permutation_do_not_spoil_the_fit():
+    """Noisy states of S20, and one answer in 300 that names a value twice: five states are left
+    out. If each answer is of this kind, there is nothing to fit."""
+    perms = Group("S20").draw((1500,), generator(0, "valid"))
+    states = torch.eye(20)[perms].unsqueeze(1) + 0.1 * torch.randn(1500, 1, 20, 20)
+    answers = perms.copy()
+    answers[::300, 0] = answers[::300, 1]
+    image = LinearImage([(1, 0)], states, answers)
+    assert image.fitted == 1495 and len(image.sizes) == 361
+    assert (nearest(image.read(states)).numpy() == perms).all()
+    with pytest.raises(Untracked, match="no answer is one"):
+        LinearImage([(1, 0)], states, 0 * perms)
+
+
+def test_the_nearest_permutation_is_found_if_no_entry_is_off_by_a_half():
+    """Against all 120 of S5 by distance."""
+    perms = torch.from_numpy(Group("S5").elements)
+    P = torch.eye(5)[perms] + 0.98 * (torch.rand(120, 5, 5) - 0.5)
+    assert torch.equal(nearest(P), perms)
+    apart = torch.cdist(P.flatten(1), torch.eye(5)[perms].flatten(1))
+    assert torch.equal(apart.argmin(1), torch.arange(120))
+    assert nearest(torch.rand(4, 1, 3, 3)).shape == (4, 1, 3)
+
+
+def test_a_state_is_put_on_one_permutation_also_where_two_variables_claim_one_value():
+    """Two rows of P have their largest entry in the first column, so row by row there is no
+    permutation; and .5 against .45 is no clear choice, so a softmax is none either. The nearest
+    permutation is the identity, and its image is exact."""
+    perms = Group("S3").elements
+    image = LinearImage([(1, 0)], torch.eye(3).double()[perms].unsqueeze(1), perms)
+    P = torch.tensor([[0.50, 0.30, 0.20], [0.45, 0.30, 0.25], [0.05, 0.40, 0.55]],
+                     dtype=torch.float64)
+    assert (image.read(P.view(1, 1, 3, 3)) - P).abs().max() < 1e-10
+    corrected = image.correct(P.view(1, 1, 3, 3))
+    assert (corrected - torch.eye(3)).abs().max() < 1e-10
+
+
+def test_the_residual_and_the_margin_are_those_of_their_definition():
+    """Of states with noise, one by one: the distance of S from its image, over the rms distance of
+    the states from their mean; and of P from all permutations with two values exchanged."""
+    image, make_states, perms = image_of("S4")
+    exact = make_states(perms)
+    states = exact[:10] + 0.4 * torch.randn(10, 2, 7, 9)
+    found, residual, margin = image.certify(states)
+    assert (found.numpy() == perms[:10]).all()
+    spread = (exact - exact.mean(0)).flatten(1).norm(dim=1).square().mean().sqrt()
+    expected = (states - exact[:10]).flatten(1).norm(dim=1) / spread
+    torch.testing.assert_close(residual, expected, rtol=0, atol=1e-10)
+    for P, perm, value in zip(image.read(states), perms, margin):
+        wrong = []
+        for i in range(4):
+            for j in range(i):
+                exchanged = perm.copy()
+                exchanged[[i, j]] = perm[[j, i]]
+                wrong.append((P - torch.eye(4)[exchanged]).norm())
+        assert abs(value - min(wrong) / (P - torch.eye(4)[perm]).norm()) < 1e-10
+
+
+def test_the_permutation_is_read_off_the_head_that_holds_it_and_off_no_other():
+    class Noise(SwapMachine):
+        def stream(self, tokens, state=None):
+            logits, state = super().stream(tokens, state and state[:3])
+            return logits, [*state, torch.randn_like(state[0])]
+
+    machine = Noise("S4")
+    assert read_off(machine, machine.task, HEADS, [1, 20], traces=8) == [1, 1]
+    assert max(read_off(machine, machine.task, [(3, 0)], [1, 20], traces=8)) < 0.6
 
 
 # --- The head built by hand -----------------------------------------------------------------------
 
-@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 1e-3)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 1e-3),
+                                          (torch.bfloat16, 1e-10)])
 def test_the_hand_built_head_errs_by_rounding_only(dtype, bound):
-    rows = swap_machine_errors(Group("S5"), [10, 1500], dtype)
-    assert [row["commands"] for row in rows] == [10, 1500]
-    assert rows[-1]["error"] < bound and all(row["wrong"] == 0 for row in rows)
-    assert rows[0]["error"] < bound / 20  # it grows: ten commands are not a thousand
-
-
-def test_bfloat16_rounds_the_hand_built_state_back_to_the_exact_one():
-    """Rounding to 8 bits is itself a correction: after each exchange 1 - 2^-12 becomes 1 again."""
-    rows = swap_machine_errors(Group("S5"), [200], torch.bfloat16, traces=2)
-    assert rows[0]["error"] == 0
-
-
-def test_a_state_that_lags_one_command_behind_is_wrong(monkeypatch):
-    """The error compares with data.py's own states: a shifted oracle must show."""
-    monkeypatch.setattr("experiments.inside.run_commands", lambda commands, state:
-                        run_commands(commands[:, :-1], state))
-    assert swap_machine_errors(Group("S5"), [50], torch.float64)[0]["wrong"] > 0.5
+    """No variable is misread. Rounding to 8 bits is itself a correction: in bf16 1 - 2^-12 becomes
+    1 after each exchange."""
+    first, last = swap_machine_errors(Group("S5"), [10, 400], dtype)
+    assert (first["commands"], last["commands"]) == (10, 400)
+    assert first["wrong"] == last["wrong"] == 0
+    assert first["error"] <= last["error"] < bound
 
 
 # --- The command line -----------------------------------------------------------------------------
 
 def test_the_tables_name_each_head_and_mark_those_that_track(small_run, monkeypatch, capsys):
-    """A row for each place of a command, a column for each head; and the keys of the second head,
-    which is said to track, are compared with the machine's."""
     monkeypatch.setattr("experiments.inside.tracking_heads", lambda *_: [(1, 1)])
-    main([str(small_run), "--traces", "4", "--json"])
-    *table, last = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in table if line]
+    monkeypatch.setattr("experiments.inside.read_off", lambda *_: [0.125] * 6)
+    main([str(small_run)])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     assert rows[2] == ["1:0", "1:1*"]
-    assert [row[:-2] for row in rows[3:12]] == [[">>>"], ["a"], ["b"], ["c"], ["="], ["name", "1"],
-                                                ["name", "2"], ["name", "3"], ["newline"]]
-    numbers = json.loads(last)
-    shown = np.array([[float(x) for x in row[-2:]] for row in rows[3:12]]).T
-    assert np.allclose(numbers["beta"], shown, atol=6e-4) and numbers["tracking"] == [[1, 1]]
-    _, task, model = load_repl_run(small_run)
-    assert numbers["likeness"] == [likeness(name_keys(model, task, 0, 1, traces=4)[1])]
-    assert table[-1].startswith("keys of 1:1 against those")
+    places = [row[0] for row in rows[3:12]]
+    assert places == [">>>", "a", "b", "c", "=", "1.", "2.", "3.", "newline"]
+    assert rows[-1] == ["share"] + ["0.125"] * 6
 
-
-def test_the_intervention_is_printed_head_by_head(small_run, monkeypatch, capsys):
     monkeypatch.setattr("experiments.inside.evaluate", lambda *_: {"all": 0.25})
-    main([str(small_run), "--intervene", "--json"])
-    *table, last = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in table[-2:]] == [[head] + ["0.250"] * 6
-                                                     for head in ("1:0", "1:1")]
-    assert json.loads(last)["intervention"] == {"limits": [2.0, 1.8, 1.6, 1.4, 1.2, 1.0],
-                                                "accuracy": [[[0.25] * 6] * 2]}
+    main([str(small_run), "--intervene"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[-2:] == [["1:0"] + ["0.250"] * 6, ["1:1*"] + ["0.250"] * 6]
 
 
-def test_only_a_linear_rnn_has_an_inside(tmp_path, refused):
-    import train
-    train.main("--model lstm --group S3 --curriculum 2:1 --d-model 8 --last-steps 1 --batch 1 "
-               "--test-lengths 2:1 --traces 1 --out".split() + [str(tmp_path)])
-    refused(main, [tmp_path], "only a linrnn", "lstm")
-    refused(main, [tmp_path, "--traces", 0], "must lie in [1,")
+def test_what_has_no_such_inside_is_refused_in_one_line(tmp_path, refused):
+    """An LSTM has no beta, and words have no commands to stop at."""
+    lstm, words = tmp_path / "lstm", tmp_path / "words"
+    short = "--group S3 --curriculum 2:1 --last-steps 1 --batch 1 --test-lengths 2:1 --device cpu"
+    train.main([*short.split(), "--model", "lstm", "--out", str(lstm)])
+    train.main([*short.split(), "--format", "word", "--out", str(words)])
+    refused(main, [lstm], "only a linrnn", "lstm")
+    refused(main, [words], "REPL traces", "format word")

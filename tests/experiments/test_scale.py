@@ -1,6 +1,6 @@
-"""The rule for large groups, and the certificate by random states.
+"""The rule for many variables, the runs without a part of it, and the plan for other sizes.
 
-Oracles: the real interpreter, the head built by hand, and data.py's own groups.
+Oracles: the real interpreter, and counts by hand.
 """
 
 import json
@@ -9,50 +9,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import session, typed_lines
-from machine import SwapMachine
 
-import train
-from data import Group, ReplTask, generator
+import experiments
+from data import Group, ReplTask, generator, rule_for
 from experiments import scale
-from experiments.scale import AblatedTask
+from experiments.scale import ARMS, Arm, leave_out, make_recipe, make_task
+from models import LinRNN
 
 
-def config_of(*words):
-    return train.config_of(train.make_parser().parse_args(words))[0]
-
-
-@pytest.mark.parametrize("n", range(2, 27))
-def test_the_rule_yields_a_model_that_can_hold_the_construction(n):
-    """2n orthogonal directions in each key; the convolution sees a side of a command and more."""
-    options = config_of("--group", f"S{n}")["options"]
-    assert options["d_model"] // options["heads"] >= 2 * n and options["conv_width"] >= n + 2
-    assert config_of("--group", f"S{n}", "--model", "lstm")["options"].keys() == {
-        "d_model", "layers", "conv_width"}
-
-
-def test_the_rule_leaves_small_groups_as_they_were_and_lowers_the_rate_of_large_ones():
-    assert config_of("--group", "S7")["options"] == {
-        "d_model": 64, "heads": 4, "layers": 1, "beta_max": 2.0, "householders": 1,
-        "conv_width": 10}
-    assert config_of("--group", "S5")["lr"] == config_of("--group", "S2")["lr"] == 4e-3
-    assert config_of("--group", "S5")["matrix_lr"] == 0.02
-    large = config_of("--group", "S20")
-    assert large["lr"] == 1e-3 and large["matrix_lr"] == 0.01
-    chosen = config_of("--group", "S20", "--lr", "0.5", "--matrix-lr", "0.25")
-    assert (chosen["lr"], chosen["matrix_lr"]) == (0.5, 0.25)
-    for name, commands in [("S7", "full"), ("S5", "swap"), ("A5", "full")]:
-        task = ReplTask(Group(name), commands)
-        drawn, plain = (make(3, 8, 1, generator(5, "train", 0))
-                        for make in (task.training_batch, task.test_batch))
-        assert all((x == y).all() for x, y in zip(drawn[:3], plain[:3]))
-
+# --- The rule, and the rule without a part --------------------------------------------------------
 
 @pytest.mark.parametrize("name, commands, spacing", [
-    ("S8", "full", 1), ("S8", "full", 2), ("S26", "full", 1), ("S26", "swap", 1), ("A9", "full", 1),
-    ("S4xS5", "full", 1), ("D26", "full", 4)])
+    ("S8", "full", 2), ("S26", "full", 1), ("S26", "swap", 1), ("A9", "full", 1)])
 def test_a_real_interpreter_prints_what_a_training_batch_of_a_large_group_shows(
         name, commands, spacing):
-    """n // 4 reveals in a row. Between them stand commands of the group; exchanges have no more."""
+    """n // 4 reveals in a row, and the values in them are the targets that count."""
     task = ReplTask(Group(name), commands)
     batch = task.training_batch(3, 4, spacing, generator(1, "train", 0))
     row = task.group.degree // 4
@@ -60,102 +31,120 @@ def test_a_real_interpreter_prints_what_a_training_batch_of_a_large_group_shows(
     for inputs, targets, reveals in zip(*batch[:3]):
         text = task.decode([inputs[0], *targets])
         assert session(typed_lines(text)) == text
-        shown = [line.split() for line in text.splitlines() if not line.startswith(">>> ")]
-        assert [task.vocab[i] for i in targets[reveals]] == [value for _, value in shown]
-        lines = text.splitlines()[task.group.degree:]
-        assert ["print" in line for line in lines if line.startswith(">>> ")] == (
-            spacing * [False] + row * [True]) * (4 // spacing)
+        shown = [line.split()[1] for line in text.splitlines() if not line.startswith(">>> ")]
+        assert [task.vocab[i] for i in targets[reveals]] == shown
 
 
-@pytest.mark.parametrize("spacing, exchanges, low, high", [
-    (1, 1, 0.4, 0.6), (2, 1, 0.03, 0.06), (1, 0, 0.03, 0.06)])
-def test_the_first_commands_leave_some_variables_where_they_are(spacing, exchanges, low, high):
-    """Products of 1 to n exchanges: from n - 2 variables stay down to what chance leaves, 1 of n.
-    From S = 2 on, and without this part of the rule, all commands are random."""
-    task = AblatedTask(Group("S24"), reveals=0, exchanges=exchanges)
-    batch = task.training_batch(16, 32, spacing, generator(2, "train", 0))
-    prompt, first = task.encode(">>> a")
-    starts = 5 * 24 + np.arange(0, 32 // spacing) * (51 * spacing + 11)
-    tokens = np.hstack([batch.inputs, batch.targets[:, -1:]])
-    left, right = (np.stack([tokens[:, t + shift:t + shift + 24] for t in starts], 1)
-                   for shift in (1, 26))
-    assert (tokens[:, starts] == prompt).all() and (left[..., 0] == first).all()
-    stays = (left == right).mean(-1)
-    assert low < stays.mean() < high
-    if spacing == exchanges == 1:
-        assert stays.max() == 22 / 24 and stays.min() < 0.1
-    else:
-        assert stays.max() < 0.5
+@pytest.mark.parametrize("part, changed", [
+    ("none", set()), ("rate", {"recipe_options"}), ("reveals", {"reveals_in_a_row"}),
+    ("exchanges", {"sparse_commands"}),
+    ("all", {"model_options", "recipe_options", "reveals_in_a_row", "sparse_commands"})])
+def test_an_arm_lacks_the_part_that_it_names_and_nothing_else(part, changed):
+    """What is left out is as it is for five variables, but for the width of the convolution."""
+    rule, few = rule_for(12), rule_for(5)
+    without = leave_out(rule, part)
+    found = {name for name in rule._fields if getattr(rule, name) != getattr(without, name)}
+    assert found == changed
+    for name in changed - {"model_options", "recipe_options"}:
+        assert getattr(without, name) == getattr(few, name)
+    if part == "all":
+        assert without.model_options == {"conv_width": 15}
+
+    recipe = make_recipe(Arm("S12", without=part), make_task(Arm("S12", without=part)), 3)
+    expected = few if part in ("rate", "all") else rule
+    assert recipe.seed == 3 and {"lr": recipe.lr, "matrix_lr": recipe.matrix_lr} == (
+        expected.recipe_options)
 
 
-def test_the_traces_of_a_test_are_not_made_easier():
-    task = ReplTask(Group("S12"))
-    batch = task.test_batch(3, 8, 1, generator(4, "test", 8, 1))
-    tokens, reveals = task.sample(3, 8, 1, generator(4, "test", 8, 1))
-    assert (batch.targets == tokens[:, 1:]).all() and (batch.reveals == reveals[:, 1:]).all()
-    assert (batch.inputs == tokens[:, :-1]).all() and batch.reveals.sum() == 3 * 8
+# --- The runs and their tables --------------------------------------------------------------------
+
+def test_a_study_trains_what_has_no_record_with_the_options_of_the_rule(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    monkeypatch.setattr(scale, "evaluate_and_print", lambda *_: [])
+    monkeypatch.setattr(scale, "show", lambda arms: None)
+    monkeypatch.setattr(scale, "ARMS", [Arm("S8", seeds=2), Arm("S8", without="all", seeds=1),
+                                        Arm("S8", model="lstm", seeds=1), Arm("S9")])
+
+    def untrained(name, cell, make_model, task, recipe, **_):
+        return None if cell["seed"] == 0 and recipe.lr == 2.5e-3 else (make_model(), {})
+
+    monkeypatch.setattr(scale, "train_arm", untrained)
+    scale.main(["--run", "--group", "S8"])
+    rule, none, lstm = map(json.loads, open(tmp_path / "scale.jsonl"))
+    assert (rule["seed"], rule["options"]["heads"], rule["lr"]) == (1, 2, 2.5e-3)
+    assert (none["without"], none["options"]["heads"], none["lr"]) == ("all", 4, 4e-3)
+    assert lstm["options"] == {"d_model": 64, "layers": 1, "conv_width": 11}
 
 
-def test_each_part_of_the_rule_can_be_left_out():
-    """With all parts the batches are those of train.py, to the bit; without, those of a test."""
-    group, rngs = Group("S12"), lambda: generator(3, "train", 0)
-    whole, plain = AblatedTask(group), AblatedTask(group, reveals=0, exchanges=0)
-    for ours, theirs, S in [(whole.training_batch, ReplTask(group).training_batch, 1),
-                            (whole.training_batch, ReplTask(group).training_batch, 2),
-                            (plain.training_batch, plain.test_batch, 1)]:
-        assert all((x == y).all() for x, y in zip(ours(2, 4, S, rngs())[:3],
-                                                  theirs(2, 4, S, rngs())[:3]))
-    assert AblatedTask(group, reveals=0).training_batch(2, 4, 1, rngs()).reveals.sum() == 8
+def test_every_record_is_a_run_of_the_study_and_every_run_has_one():
+    found = []
+    for arm in ARMS:
+        rows = scale.records_of(arm)
+        assert sorted(row["seed"] for row in rows) == list(range(arm.seeds)), arm
+        for row in rows:
+            recipe = make_recipe(arm, make_task(arm), 0)
+            assert (row["lr"], row["matrix_lr"]) == (recipe.lr, recipe.matrix_lr)
+        found += rows
+    assert len(found) == len(experiments.records("scale"))
 
 
-def test_a_run_records_the_options_that_the_rule_chose(tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scale, "LENGTHS", "2:1")
-    words = "run --group S8 --curriculum 2:1 --millions 0.001 --record r.jsonl".split()
-    for without in ([], ["--without", "width"], ["--without", "all"]):
-        scale.main([*words, *without])
-    rule, narrow, none = map(json.loads, open("r.jsonl"))
-    assert (rule["options"]["heads"], narrow["options"]["heads"]) == (2, 4)
-    assert rule["lr"] == narrow["lr"] == 2.5e-3 and none["lr"] == 4e-3
-    assert rule["tokens"] > none["tokens"] > 0 and none["without"] == "all"
-    assert rule["command"] == "python -m experiments.scale " + " ".join(words)
-    refused(scale.main, ["run", "--group", "A8", "--without", "all"], "S8 to S26")
-    refused(scale.main, ["run", "--group", "S7", "--without", "rate"], "S8 to S26")
+def test_the_sentences_about_the_records_are_true():
+    """Those of the chapter's first lines."""
+    rule = [arm for arm in ARMS if arm.without == "none" and arm.model == "linrnn"]
+    full = {arm.group: scale.records_of(arm) for arm in rule if arm.commands == "full"}
+    solved = {name: sum(map(scale.is_solved, rows)) for name, rows in full.items()}
+    assert solved == {"S3": 3, "S5": 3, "S8": 3, "S12": 2, "S16": 1, "S20": 1, "S26": 0}
+    assert 0.9965 < min(scale.right_at(row, 64) for rows in full.values() for row in rows)
+
+    tokens = {name: np.mean([row["tokens"] for row in rows]) for name, rows in full.items()}
+    assert round(tokens["S26"] / tokens["S5"], 1) == 8.5
+    large = [row for name, rows in full.items() for row in rows if name != "S3"]
+    sizes = [int(row["group"][1:]) for row in large]
+    slope, _ = np.polyfit(np.log(sizes), np.log([row["tokens"] for row in large]), 1)
+    assert round(slope, 1) == 1.4
+
+    def waits(without):
+        return [scale.wait(row) for row in scale.records_of(Arm("S12", without=without))]
+    assert min(waits("exchanges")) > 3 * max(waits("none"))
+    assert 1.7 < np.mean(waits("reveals")) / np.mean(waits("none")) < 2.2
 
 
-@pytest.mark.parametrize("name", ["S2", "S5", "A3", "A5", "Z7", "D6", "S3xZ4", "A4xD5"])
-def test_the_generators_reach_every_element_of_their_group(name):
-    group = Group(name)
-    assert len(group.shortest_words(scale.generators(ReplTask(group)))) == group.order
+# --- The plan -------------------------------------------------------------------------------------
+
+def test_the_costs_of_a_step_are_those_of_its_weights_tokens_and_traces():
+    """FLOPs: at least six for each weight and token, two forward and four backward; the scan adds
+    its own. State: layers x heads x K x K numbers of four bytes and conv_width - 1 inputs, for each
+    trace. What is kept for the backward grows with the tokens, and not with the weights."""
+    with torch.device("meta"):
+        model = LinRNN(7, d_model=12, heads=3, layers=2, conv_width=5)
+    dense = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1) - 7 * 12
+    flops, kept, state = scale.cost(model, 2, 64)
+    assert 6 * dense * 2 * 64 < flops < 2 * 6 * dense * 2 * 64
+    assert state == 2 * 4 * (2 * 3 * 4 * 4 + 4 * 12)
+    twice, longer, _ = scale.cost(model, 2, 128)
+    assert 1.9 < longer / kept < 2.1 and twice == 2 * flops
 
 
-def test_the_swaps_of_neighbours_generate_and_are_few_where_nothing_can_be_listed():
-    generators = scale.generators(ReplTask(Group("S26")))
-    moved = generators != np.arange(26)
-    assert generators.shape == (25, 26) and (moved.sum(1) == 2).all()
-    assert moved.any(0).all() and moved[:, :-1].sum() == moved[:, 1:].sum()
+@pytest.mark.parametrize("name", ["S5", "S8", "S20", "S26"])
+def test_a_plan_is_within_a_factor_of_two_of_the_recorded_minutes(name):
+    """On as many cores as the run had threads; the median of its seeds."""
+    rows = scale.records_of(Arm(name))
+    with torch.device("meta"):
+        model = LinRNN(len(ReplTask(Group(name)).vocab), **rows[0]["options"])
+    flops, _, _ = scale.cost(model, 1, 512)
+    seconds = [60 * row["minutes"] * row["threads"] / row["tokens"] for row in rows]
+    assert 0.5 < flops / 512 / scale.ONE_CORE / np.median(seconds) < 2
 
 
-@pytest.mark.parametrize("name", ["S4", "S12"])
-def test_the_head_built_by_hand_passes_with_every_generator(name):
-    machine = SwapMachine(name)
-    right, visited = scale.certify(machine, machine.task, 6, 3, generator(0, "test"))
-    assert right.shape == (6, machine.n - 1) and right.all()
-    assert visited <= 6 * machine.n and (name == "S4" or visited == 6 * machine.n)
-
-
-def test_a_machine_that_misreads_some_commands_fails_with_those_generators_only():
-    """It exchanges the last two names if the last is d: the generators that leave d there fail."""
-    machine = SwapMachine("S4")
-    execute = machine.execute
-    machine.execute = lambda commands, S: execute(
-        torch.where(commands[:, 3:] == 3, commands[:, [0, 1, 3, 2]], commands), S)
-    # With no command ahead nothing but the generator can go wrong.
-    right, visited = scale.certify(machine, machine.task, 5, 0, generator(0, "test"))
-    stays = np.array([g[3] == 3 for g in scale.generators(machine.task)])
-    assert stays.tolist() == [True, True, False] and (right == ~stays).all() and visited == 4
-
-
-def test_states_and_depth_are_bounded_together_and_words_are_refused(small_run, refused):
-    refused(scale.main, ["certify", small_run, "--states", "100000", "--depth", "100000"],
-            "at most 1,048,576")
+def test_a_plan_names_weights_and_hours_and_refuses_what_cannot_be(capsys, refused):
+    scale.main("--plan --group S3 --d-model 32 --heads 2 --lengths 2:1,4:2 --batch 2 "
+               "--flops 1e6".split())
+    shown = capsys.readouterr().out
+    model = LinRNN(len(ReplTask(Group("S3")).vocab), d_model=32, heads=2, conv_width=6)
+    assert f"{sum(weight.numel() for weight in model.parameters()):,} weights" in shown
+    rows = [line.split() for line in shown.splitlines() if line.lstrip().startswith("(")][1:]
+    for (_, tokens, flops, *_, hours), (length, spacing) in zip(rows, [(2, 1), (4, 2)]):
+        assert int(tokens) == 15 + 9 * length + 11 * length // spacing - 1
+        assert float(hours) == pytest.approx(15000 / 3600 * int(tokens) * float(flops), rel=0.1)
+    refused(scale.main, ["--plan", "--lengths", "3:2"], "multiple")
+    refused(scale.main, ["--group", "S4"], "S4", "S3, S5")

@@ -1,57 +1,145 @@
-"""Unseen commands are those that training never shows, read from the text of the traces."""
+"""Unseen commands are those that training never shows, read from the text of the traces.
+
+Oracle of the certificate: a reader of traces that executes them with Python itself.
+"""
 
 import json
 
 import numpy as np
 import pytest
-from conftest import SMALL, session, typed_lines
-from data import Group
+import torch
+from conftest import session, typed_lines
+
+import experiments
+from data import Group, ReplTask, generator
 from experiments import unseen
+from experiments.unseen import UnseenTask, certify, generators
+
+
+class Interpreter(torch.nn.Module):
+    """Answers every reveal with Python's own value, but after one broken transition.
+
+    broken: (state, line), the values of all variables ahead of that command line.
+    """
+
+    def __init__(self, task, broken=None):
+        super().__init__()
+        self.task = task
+        self.broken = broken
+
+    def stream(self, tokens, state=None):
+        read = tokens if state is None else torch.cat([state, tokens], 1)
+        logits = torch.zeros(*tokens.shape, len(self.task.vocab))
+        for trace, ids in enumerate(read):
+            answer = self.answer(self.task.decode(ids))
+            logits[trace, -1, self.task.value_tokens[answer - 1]] = 1
+        return logits, read
+
+    def answer(self, text):
+        variables, broken_now = {}, False
+        for line in typed_lines(text):
+            if "print" not in line:
+                before = list(variables.values())
+                exec(line, {}, variables)
+                broken_now = (before, line) == self.broken
+        value = variables.get(text[-2], 1)  # the text ends on `b `, or is no question
+        return value % self.task.group.degree + 1 if broken_now else value
 
 
 def commands_in(task, batch):
     """The command lines of a batch, as typed."""
-    texts = [task.decode(row) for row in batch.inputs]
-    return {line for text in texts for line in typed_lines(text) if ", " in line
-            and "print" not in line}
+    found = set()
+    for row in batch.inputs:
+        lines = typed_lines(task.decode(row))
+        found.update(line for line in lines if ", " in line and "print" not in line)
+    return found
 
 
 @pytest.mark.parametrize("commands, seen", [("full", 15), ("swap", 4)])
 def test_training_shows_the_seen_commands_and_the_test_all_others(commands, seen):
     """Two sets that share nothing and together are the alphabet; the traces are Python's own."""
-    task = unseen.UnseenTask(Group("S4"), commands, seen)
-    training, test = (make(200, 20, 4, np.random.default_rng(0))
-                      for make in (task.training_batch, task.test_batch))
-    shown = [commands_in(task, batch) for batch in (training, test)]
-    assert [len(lines) for lines in shown] == [seen, len(task.alphabet) - seen]
-    assert not shown[0] & shown[1]
+    task = UnseenTask(Group("S4"), commands, seen)
+    training = task.training_batch(200, 20, 4, np.random.default_rng(0))
+    test = task.test_batch(200, 20, 4, np.random.default_rng(0))
+    shown, asked = commands_in(task, training), commands_in(task, test)
+    assert len(shown) == seen and len(asked) == len(task.alphabet) - seen
+    assert not shown & asked
+    assert (UnseenTask(Group("S4"), commands, seen).seen == task.seen).all()
+
     text = task.decode(np.append(test.inputs[0], test.targets[0, -1]))
     assert session(typed_lines(text)) == text
 
 
-def test_the_same_commands_are_seen_in_every_run():
-    first, again = (unseen.UnseenTask(Group("S4"), "full", 12) for _ in range(2))
-    assert (first.seen == again.seen).all()
+@pytest.mark.parametrize("name, count", [("S5", 4), ("A5", 3), ("D6", 2), ("S3xZ4", 3)])
+def test_a_few_generators_reach_every_element_of_their_group(name, count):
+    group = Group(name)
+    found = generators(ReplTask(group))
+    assert len(found) == count and len(group.shortest_words(found)) == group.order
 
 
-def test_a_split_that_cannot_be_is_refused(refused, tmp_path):
-    for count in (0, 24, 25):
-        refused(unseen.main, ["train", "--group", "S4", "--seen", count, "--out", tmp_path / "run"],
-                "of the 24 commands", str(count))
-    refused(unseen.main, ["train", "--group", "S4", "--seen", 1, "--out", tmp_path / "run"],
-            "of the 24 states")
+@pytest.mark.parametrize("name, commands", [("S3", "full"), ("S3", "swap"), ("Z4", "full")])
+def test_the_certificate_of_a_perfect_reader_is_complete(name, commands):
+    task = ReplTask(Group(name), commands)
+    right = certify(Interpreter(task), task, 5, 2, generator(0, "test"))
+    assert right.shape == (5, len(generators(task))) and right.all()
 
 
-def test_a_study_trains_reads_and_certifies_each_cell(tmp_path, monkeypatch):
-    """An untrained model: few pairs are right, and those of unseen commands are counted apart."""
-    monkeypatch.chdir(tmp_path)
-    train = unseen.train_unseen
-    monkeypatch.setattr(unseen, "train_unseen", lambda argv: train([*SMALL, *argv]))
-    monkeypatch.setattr(unseen, "evaluate_and_print", lambda *_: [])
-    unseen.main(["study", "--counts", "4", "--seeds", "0,1", "--record", "r.jsonl"])
-    lines = [json.loads(line) for line in open("r.jsonl")]
-    assert [(line["seen"], line["seed"]) for line in lines] == [(4, 0), (4, 1)]
-    for line in lines:
-        found = line["exhaustive"]
-        assert found["pairs"] == 36 and found["unseen"] == 12
-        assert 0 <= found["unseen_right"] <= min(found["right"], 12)
+def test_the_certificate_finds_one_broken_transition():
+    """Of 30 random states all but those with a = 3, b = 1, c = 2 pass, with one generator."""
+    task = ReplTask(Group("S3"))
+    broken = Interpreter(task, ([3, 1, 2], "a, b, c = b, a, c"))
+    right = certify(broken, task, 30, 2, generator(0, "test"))
+    assert right[:, 1].all()
+    assert 0 < (~right[:, 0]).sum() < 15  # a sixth of 30, by chance
+
+
+def test_a_study_trains_what_has_no_record_and_counts_new_pairs_apart(tmp_path, monkeypatch):
+    """An untrained model: few pairs are right, and those of unseen commands are among them."""
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    monkeypatch.setattr(unseen, "GROUP", "S3")
+    monkeypatch.setattr(unseen, "SEEDS", {4: 2})
+    monkeypatch.setattr(unseen, "LENGTHS", [(2, 1)])
+    asked = []
+
+    def untrained(name, cell, make_model, task, recipe, **_):
+        asked.append(cell)
+        return None if cell["seed"] == 0 else (make_model(), {"seed": recipe.seed})
+
+    monkeypatch.setattr(unseen, "train_arm", untrained)
+    unseen.main(["--run"])
+    assert asked == [{"seen": 4, "seed": 0}, {"seen": 4, "seed": 1}]
+    row, = map(json.loads, open(tmp_path / "unseen.jsonl"))
+    found = row["exhaustive"]
+    assert (row["seed"], found["pairs"], found["unseen"]) == (1, 36, 12)
+    assert 0 <= found["unseen_right"] <= min(found["right"], 12)
+
+
+def test_the_sentences_about_the_records_are_true():
+    """Those of the chapter's first lines."""
+    shares = {}
+    for row in experiments.records("unseen", kind="unseen"):
+        found = row["exhaustive"]
+        shares.setdefault(row["seen"], []).append(
+            (found["unseen_right"] / found["unseen"], round(100 * row["results"][1]["all"])))
+    assert {seen: len(rows) for seen, rows in shares.items()} == unseen.SEEDS
+    for seen, lowest, highest in [(108, 94, 100), (60, 54, 97)]:
+        assert all(pairs == 1 for pairs, _ in shares[seen])
+        right = [at_128 for _, at_128 in shares[seen]]
+        assert (min(right), max(right)) == (lowest, highest)
+    assert min(shares[30])[0] > 0.9 and max(shares[12] + shares[5])[0] < 0.21
+
+    passed = {}
+    for row in experiments.records("unseen", kind="certificate", depth=16, commands="full"):
+        passed.setdefault(row["group"], []).append(row["passed"])
+    assert min(passed["S5"] + passed["S8"] + passed["S12"]) == 252 and passed["S26"] == [0, 0]
+    swaps, again = experiments.records("unseen", kind="certificate", group="S26", commands="swap")
+    assert swaps["passed"] == again["passed"] == swaps["states"] == 64
+    assert swaps["generators"] == 325
+
+
+def test_certify_reads_a_run_and_records_how_many_states_pass(small_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    unseen.main(["certify", str(small_run), "--states", "3", "--depth", "2", "--record"])
+    row, = experiments.records("unseen")
+    assert (row["group"], row["states"], row["generators"], row["pairs"]) == ("S3", 3, 2, 6)
+    assert 0 <= row["passed"] <= 3
