@@ -1,10 +1,26 @@
 """Plausible wrong variants of the code. `python tests/exercises.py mutants` has them killed.
 
-Each has the law that it breaks, what the file says, what it would say, and where to look for a test
-that notices. The old text must stand in its file exactly once.
+Each has the law that it breaks, what the file says, and what it would say. The old text must stand
+in its file exactly once. One of the tests of its own file must fail: a spine file has its tests in
+tests/test_FILE, and a chapter in tests/experiments/test_CHAPTER.
 """
 
+import contextlib
+import io
+import os
+import shutil
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PROCESSES = 2
+COPIED = ["data.py", "scan.py", "models.py", "eval.py", "train.py", "README.md", "analysis.ipynb",
+          "requirements.txt", "experiments", "tests"]
 
 
 class Mutant(NamedTuple):
@@ -12,233 +28,281 @@ class Mutant(NamedTuple):
     law: str
     old: str
     new: str
-    tests: str  # a file, and an expression for -k
+
+    @property
+    def tests(self):
+        folder = "tests/experiments" if "/" in self.file else "tests"
+        return f"{folder}/test_{Path(self.file).name}"
 
 
-def mutants(file, rows):
-    """Rows of law, old, new, and an expression for -k in the file's own tests, or another file."""
-    tests = [f"test_{file} -k {row[3]}" if ".py" not in row[3] else row[3] for row in rows]
-    return [Mutant(file, *row[:3], f"tests/{test}") for row, test in zip(rows, tests)]
+TABLE = {}
 
-
-FORMULAS = mutants("scan.py", [(*row, "chunked_equals") for row in [
-    ("(4) has beta", "    beta_k_NCK = beta_NC1 * k_NCK\n    L_NCC = beta_k_NCK @ k_NCK.mT",
-     "    beta_k_NCK = beta_NC1 * k_NCK\n    L_NCC = k_NCK @ k_NCK.mT"),
+# The equations of the chunked scan, one by one. test_course.py tries these in a second, too.
+FORMULAS = [
+    ("(4) has beta", "L_NCC = (beta_k_NCK @ k_NCK.mT).tril_(-1)",
+     "L_NCC = (k_NCK @ k_NCK.mT).tril_(-1)"),
     ("(4) has a plus before L", "solve_triangular(L_NCC, rhs, ", "solve_triangular(-L_NCC, rhs, "),
     ("(5) has beta on v", "torch.cat([(beta_NC1 * v_NCV).mT,", "torch.cat([v_NCV.mT,"),
     ("(5) has beta on k", ".mT, beta_k_NCK.mT], -2)", ".mT, k_NCK.mT], -2)"),
-    ("(5) puts the later factor on the left", "(L_NCC, rhs, upper=False",
-     "(L_NCC.mT, rhs, upper=True"),
     ("(6) subtracts", "u_CV - w_CK @ state_KV", "u_CV + w_CK @ state_KV"),
-    ("(6) knows the state", "u_CV - w_CK @ state_KV", "u_CV"),
     ("(7) sees the write at t", "k_NCK.mT).tril_() @ d_NCV", "k_NCK.mT).tril_(-1) @ d_NCV"),
-    ("(7) is Q K^T, not K Q^T", "(q_NCK @ k_NCK.mT).tril_() @", "(k_NCK @ q_NCK.mT).tril_() @"),
-    ("(7) reads the state before the chunk", "append(state_KV)",
-     "append(state_KV + k_CK.mT @ d_CV)"),
-    ("(7) has both terms", "q_NCK @ start_NKV + (q_NCK", "0 * q_NCK @ start_NKV + (q_NCK"),
-    ("(8) writes with k", "state_KV + k_CK.mT @ d_CV", "state_KV + w_CK.mT @ d_CV"),
+    ("(7) reads the state before the chunk", "starts.append(state_KV)",
+     "starts.append(state_KV + k_CK.mT @ d_CV)"),
     ("(8) remembers the chunk before", "state_KV + k_CK.mT @ d_CV", "k_CK.mT @ d_CV"),
-    ("a short chunk is filled up behind its tokens", "F.pad(x, (0, 0, 0, missing))",
-     "F.pad(x, (0, 0, missing, 0))"),
-    ("the filling leaves at the end", "torch.cat(out, -2)[..., :T, :]",
-     "torch.cat(out, -2)[..., -T:, :]"),
-    ("each piece begins with the state of the one before", "chunks, state_KV)",
-     "chunks, state_KV * 0 + state)"),
     ("(9) knows the state", "select(-3, n) + k_CK @ G_KV", "select(-3, n)"),
-    ("(9) transposes P", "P_NCC.mT @ g_out_NCV", "P_NCC @ g_out_NCV"),
     ("(10) has w", "- w_CK.mT @ g_d_CV", "- k_CK.mT @ g_d_CV"),
-    ("(10) subtracts", "- w_CK.mT @ g_d_CV", "+ w_CK.mT @ g_d_CV"),
     ("(10) goes from the last chunk to the first", "torch.stack(G[::-1], -3)",
      "torch.stack(G, -3)"),
     ("(11) transposes the triangle", "L_NCC.mT, g_d_NCV, upper=True",
      "L_NCC, g_d_NCV, upper=False"),
     ("M has no diagonal", "-(X_NCV @ d_NCV.mT).tril_(-1)", "-(X_NCV @ d_NCV.mT).tril_()"),
-    ("M has a minus", "-(X_NCV @ d_NCV.mT)", "(X_NCV @ d_NCV.mT)"),
-    ("(12) has beta", "g_v_NCV = beta_NC1 * X_NCV", "g_v_NCV = X_NCV"),
     ("(13) knows the state", "g_beta_k_NCK -= X_NCV @ start_NKV.mT", "pass"),
     ("(14) knows the last state", "g_k_NCK += d_NCV @ G_NKV.mT", "pass"),
-    ("(14) has beta", "+= beta_NC1 * g_beta_k_NCK", "+= g_beta_k_NCK"),
     ("(15) sees its own token", "(g_out_NCV @ d_NCV.mT).tril_()",
      "(g_out_NCV @ d_NCV.mT).tril_(-1)"),
-    ("(16) knows the write", "((X_NCV * v_NCV).sum(-1, keepdim=True)", "(0 * beta_NC1"),
-]])
-SCAN = mutants("scan.py", [
+    ("(16) knows the write", "= from_v_NC1 + from_k_NC1", "= from_k_NC1"),
+    ("a short chunk is filled up behind its tokens", "(0, 0, 0, missing)", "(0, 0, missing, 0)"),
+    ("the filling leaves at the end", "[..., :T, :], state_KV", "[..., -T:, :], state_KV"),
+]
+
+TABLE["scan.py"] = FORMULAS + [
     ("(1) beta scales the correction, not v alone", "b.unsqueeze(-1) * (v_V - stored_V)",
-     "b.unsqueeze(-1) * v_V - stored_V", "definition"),
-    ("(1) the read follows the write", """\
-        state_KV = state_KV + k_K.unsqueeze(-1) * d_V.unsqueeze(-2)                            # (2)
-        out.append((q_K.unsqueeze(-2) @ state_KV).squeeze(-2))                                 # (1)
-""", """\
-        out.append((q_K.unsqueeze(-2) @ state_KV).squeeze(-2))                                 # (1)
-        state_KV = state_KV + k_K.unsqueeze(-1) * d_V.unsqueeze(-2)                            # (2)
-""", "definition"),
+     "b.unsqueeze(-1) * v_V - stored_V"),
     ("what is corrected is stored under the key", "stored_V = (k_K.unsqueeze(-2)",
-     "stored_V = (q_K.unsqueeze(-2)", "definition"),
+     "stored_V = (q_K.unsqueeze(-2)"),
     ("an exchange has a minus", "F.one_hot(i, slots) - F.one_hot(j",
-     "F.one_hot(i, slots) + F.one_hot(j", "experiments/test_exercises.py -k reflections"),
+     "F.one_hot(i, slots) + F.one_hot(j"),
     ("the i-th right-hand name fetches into x_i", "exchange_key(place, commands + n",
-     "exchange_key(commands, place + n", "swap_machine"),
+     "exchange_key(commands, place + n"),
     ("the left-hand names come first", "torch.cat([left_hand, right_hand], -2)",
-     "torch.cat([right_hand, left_hand], -2)", "swap_machine"),
-    ("a token is read after its last write", "out[..., R - 1::R, :]", "out[..., ::R, :]",
-     "delta_product"),
-    ("the writes of a token keep their order", "k.flatten(-3, -2), v.flatten(-3, -2)",
-     "k.flip(-2).flatten(-3, -2), v.flip(-2).flatten(-3, -2)", "delta_product"),
-])
-DATA = mutants("data.py", [
+     "torch.cat([right_hand, left_hand], -2)"),
+    ("a token is read after its last write", "out[..., R - 1::R, :]", "out[..., ::R, :]"),
+    ("the writes of a token keep their order", "k_each_write = k.flatten(",
+     "k_each_write = k.flip(-2).flatten("),
+    ("all inputs have one type", "if x.dtype != k.dtype or not", "if not"),
+    ("the demonstration names the spare that is meant", "names[spare - n]", "names[x]"),
+]
+
+TABLE["data.py"] = [
     ("compose is first g, then h", "(self.elements[g], self.elements[h], -1)",
-     "(self.elements[h], self.elements[g], -1)", "compose"),
+     "(self.elements[h], self.elements[g], -1)"),
     ("a command moves places, not values", "np.take_along_axis(state, commands[:, t], -1)",
-     "np.take_along_axis(commands[:, t], state, -1)", "real_interpreter"),
+     "np.take_along_axis(commands[:, t], state, -1)"),
     ("a state is revealed after the last command before it", "[:, spacing - 1::spacing]",
-     "[:, ::spacing]", "real_interpreter"),
-    ("a reveal marks the value", "is_answer[..., -2:-shown", "is_answer[..., -3:-shown",
-     "real_interpreter"),
-    ("the mask belongs to the targets", """self.write(commands, asked)
-        return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])""",
-     """self.write(commands, asked)
-        return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, :-1])""", "comes_next"),
-    ("a test is not made easier", "tokens, reveals = self.sample(batch, length, spacing, rng)",
-     "return self.training_batch(batch, length, spacing, rng)",
-     "experiments/test_scale.py -k not_made_easier"),
+     "[:, ::spacing]"),
+    ("a reveal marks the value", "is_answer[..., -2] = True", "is_answer[..., -3] = True"),
+    ("the mask belongs to the targets", "tokens[:, 1:], reveals[:, 1:], best",
+     "tokens[:, 1:], reveals[:, :-1], best"),
+    ("a test is not made easier", "return next_tokens(*self.sample(batch, length, spacing, rng))",
+     "return self.training_batch(batch, length, spacing, rng)"),
     ("some variables of a large group stay", "last = rng.integers(n, size",
-     "last = n - 1 + rng.integers(1, size", "experiments/test_scale.py -k left_out"),
-    ("only first commands are made of exchanges", "if n > 7 and spacing == 1 and", "if n > 7 and",
-     "experiments/test_scale.py -k left_out"),
-    ("swaps stay swaps", 'and self.commands == "full" and self.group.order', "and self.group.order",
-     "experiments/test_scale.py -k large_group_shows"),
-    ("an alternating group is drawn even", "odd = np.linalg.det(np.eye(n)[perms]) < 0",
-     "odd = np.linalg.det(np.eye(n)[perms]) > 0", "form_a_group"),
-    ("a dihedral group reflects, too", "flips = [1, -1] if", "flips = [1, 1] if", "form_a_group"),
-    ("chance in a product is a mean over its points", "len(self.factors) / self.degree",
-     "1 / self.degree", "form_a_group"),
-    ("a token is the longest symbol", "key=len, reverse=True)", "key=len)", "real_interpreter"),
-    ("a swap names its variables in turn", "right = left[..., ::-1]", "right = left",
-     "real_interpreter"),
-    ("test and training draw from streams of their own", "spawn_key=(PURPOSES[purpose], *key)",
-     "spawn_key=key", "disjoint"),
-    ("a stream depends on its step", "spawn_key=(PURPOSES[purpose], *key)",
-     "spawn_key=(PURPOSES[purpose],)", "disjoint"),
-    ("a label is the product of the words so far", "self.group.index(run_commands(commands))",
-     "self.group.index(run_commands(commands[:, ::-1])[:, ::-1])", "running_product"),
-    ("nan is no number", "if not low <= kind(text) <= high:",
-     "if kind(text) < low or kind(text) > high:", "test_train.py -k bad_input"),
-    ("a word is extended at its end", "words[element] + [letter]", "[letter] + words[element]",
-     "test_eval.py -k certificate"),
-])
-MODELS = mutants("models.py", [
-    ("a key has length 1", "k = F.normalize(k.unflatten(-1, per_write), dim=-1)",
-     "k = k.unflatten(-1, per_write)", "eigenvalues"),
-    ("beta reaches beta_max", "self.beta_max * beta\n", "2 * beta\n", "eigenvalues"),
-    ("gamma scales what is written", "gamma.unsqueeze(-1) * v", "v",
-     "experiments/test_spine.py -k docstring"),
-    ("the output is normalised head by head", "self.out(self.out_norm(out).tr", "self.out(out.tr",
-     "experiments/test_spine.py -k docstring"),
-    ("rotary positions go on in the next piece",
-     "rotate(q, past), torch.stack([rotate(k, past), v])", "rotate(q), torch.stack([rotate(k), v])",
-     "causal"),
-    ("the past is seen, and the future is not", ".tril(past)", ".tril(past + 1)", "causal"),
-    ("attention is causal in one piece, too", "is_causal=not past", "is_causal=False", "causal"),
-    ("a head turns pairs by angles of their own", "10000.0 ** (-torch.arange(0, width, 2",
-     "10000.0 ** (0 * torch.arange(0, width, 2", "experiments/test_spine.py -k rotary"),
+     "last = n - 1 + rng.integers(1, size"),
+    ("only first commands are made of exchanges", "self.rule.sparse_commands and spacing == 1 and",
+     "self.rule.sparse_commands and"),
+    ("swaps stay swaps", 'self.commands == "full" and self.group.order', "self.group.order"),
+    ("an alternating group is drawn even", "odd = is_odd(perms)", "odd = ~is_odd(perms)"),
+    ("a family is closed under composition", "if not known.issuperset(map(bytes, products",
+     "if known.isdisjoint(map(bytes, products"),
+    ("chance in a product is a mean over its points", "len(sizes) / self.degree",
+     "1 / self.degree"),
+    ("chance of a word is one in all elements", "1 / group.order", "1 / group.degree"),
+    ("a token is the longest symbol", "key=len, reverse=True)", "key=len)"),
+    ("training, validation and test draw from streams of their own", '"valid": 1', '"valid": 2'),
+    ("a stream depends on its step", "key = (PURPOSES[purpose], *key)",
+     "key = (PURPOSES[purpose],)"),
+    ("nan is no number", "if not low <= value <= high:", "if value < low or value > high:"),
+    ("a word is extended at its end", "words[element] + [letter]", "[letter] + words[element]"),
+    ("the rates fall with n", "fall = min(1.0, 5 / n)", "fall = min(1.0, 8 / n)"),
+]
+
+TABLE["models.py"] = [
+    ("a key has length 1", "k = F.normalize(k, dim=-1).permute", "k = k.permute"),
+    ("beta reaches beta_max", "self.beta_max * beta\n", "2 * beta\n"),
+    ("gamma scales what is written", "gamma.unsqueeze(-1) * v", "v"),
+    ("the output is normalised head by head", "out = self.out_norm(out).transpose",
+     "out = out.transpose"),
+    ("rotary positions go on in the next piece", "q = rotate(q, past)\n", "q = rotate(q)\n"),
+    ("the past is seen, and the future is not", ".tril(past)", ".tril(past + 1)"),
+    ("attention is causal in one piece, too", "is_causal=not past", "is_causal=False"),
     ("the convolution goes on in the next piece", "window[:, window.shape[1] - reach:]",
-     "window[:, :reach]", "causal"),
-    ("the local block keeps its input", "return x + self.out(F.gelu(conv",
-     "return self.out(F.gelu(conv", "convolution"),
+     "window[:, :reach]"),
     ("an LSTM begins by remembering", "self.lstm.bias_hh_l0[d_model:2 * d_model] = 0",
-     "self.lstm.bias_hh_l0[d_model:2 * d_model] = 2", "remembering"),
+     "self.lstm.bias_hh_l0[d_model:2 * d_model] = 2"),
+    ("an LSTM reads normalised inputs", "self.lstm(self.norm(x), state)", "self.lstm(x, state)"),
     ("every block gets the state that it left", "state or [None] * len(self.blocks)",
-     "[None] * len(self.blocks)", "causal"),
-    ("the scan is left out of the graph", "staticmethod(torch.compiler.disable(delta_product))",
-     "staticmethod(delta_product)", "experiments/test_spine.py -k compiled_training"),
-])
-EVAL = mutants("eval.py", [
-    ("perfect is every reveal of a trace", "perfect = right.all(1)", "perfect = right.any(1)",
-     "stops_tracking"),
-    ("final is the last reveal", "right[:, -1].mean()", "right[:, 0].mean()", "stops_tracking"),
+     "[None] * len(self.blocks)"),
+    ("the scan is left out of the graph", "torch.compiler.disable(block.scan)", "block.scan"),
+]
+
+TABLE["eval.py"] = [
+    ("perfect is every reveal of a trace", "perfect = right.all(1)", "perfect = right.any(1)"),
+    ("final is the last reveal", "right[:, -1].mean()", "right[:, 0].mean()"),
     ("tests are drawn from the stream of tests", 'generator(seed, "test", length, spacing)',
-     'generator(seed, "train", length, spacing)', "distance"),
-    ("an interval needs its z", "half = z * np.sqrt(", "half = np.sqrt(", "wilson"),
-    ("a trace is streamed with its state", "model.stream(tokens, state)", "model.stream(tokens)",
-     "log_probabilities"),
-    ("answers stand by trace, then by time", "torch.cat(found)[order]", "torch.cat(found)",
-     "log_probabilities"),
-    ("kl weighs with the best prediction", "(batch.best * gap).sum(-1)", "gap.sum(-1)", "distance"),
-    ("bayes is the best guess", "batch.best.max(-1).mean()", "batch.best.mean()", "distance"),
-    ("every variable is asked for", "(answers != task.value_tokens[expected]).any(1)",
-     "(answers != task.value_tokens[expected]).all(1)", "certificate"),
-])
-TRAIN = mutants("train.py", [
-    ("the rate falls with n", "5 / task.group.degree", "8 / task.group.degree",
-     "experiments/test_scale.py -k lowers"),
-    ("the result is the mean of the weights",
-     "return self.average.module if self.average.n_averaged else self.model", "return self.model",
-     "mean_of_its_last_stage"),
-    ("the mean begins once a stage is learned",
-     'progress["learned"] |= progress["streak"] == STREAK', 'progress["learned"] = True',
-     "mean_of_its_last_stage"),
-    ("each parameter is in one optimizer", "if p.ndim != 2 or p in outer]", "if p.ndim != 2]",
-     "one_optimizer"),
-    ("the extra loss is that of the reveals", "losses.mean(), losses[reveals].mean()",
-     "losses.mean(), losses.mean()", "follows_the_gradient"),
-    ("a gradient is clipped to norm 1", "clip_grad_norm_(model.parameters(), 1.0)",
-     "clip_grad_norm_(model.parameters(), 10.0)", "follows_the_gradient"),
-    ("each step begins with no gradient", "        optimizer.zero_grad()", "        pass",
-     "follows_the_gradient"),
-    ("the accuracy is that of the reveals", "(logits.argmax(-1) == targets)[reveals].float()",
-     "(logits.argmax(-1) == targets).float()", "follows_the_gradient"),
-    ("three batches running end a stage", '        over = progress["streak"] == STREAK',
-     '        over = progress["streak"] > STREAK', "stage_ends"),
-    ("a bad batch ends the streak", 'if accuracy > config["advance"] else 0',
-     'if accuracy > config["advance"] else progress["streak"]', "stage_ends"),
-    ("a stage has its own steps", "stage_step=0, streak=0", "streak=0", "stage_ends"),
-    ("each step draws fresh traces", 'generator(config["seed"], "train", progress["step"])',
-     'generator(config["seed"], "train")', "fresh_traces"),
-    ("rates rise from 0", 'rate * min(1.0, (progress["step"] + 1) / WARMUP)', "rate",
-     "experiments/test_spine.py -k rates"),
-    ("a resumed run goes on with its optimisers",
-     "                optimizer.load_state_dict(state)", "                pass", "bit_identical"),
-    ("a resumed run goes on with its mean", 'self.average.load_state_dict(resume["average"])',
-     "pass", "bit_identical"),
-    ("the log of a resumed run has each step once", 'int(x[1]) <= self.progress["step"]', "True",
-     "bit_identical"),
-])
-CHAPTERS = [Mutant(f"experiments/{file}.py", law, old, new, f"tests/experiments/test_{tests}")
-            for file, law, old, new, tests in [
-    ("automata", "Bayes divides at every step", "survived / evidence[:, t, None]", "survived",
-     "automata.py -k paths"),
-    ("automata", "delta stands on the left", "self.delta[symbols[:, t]] @ posterior",
-     "self.delta[symbols[:, t]].swapaxes(1, 2) @ posterior", "automata.py -k paths"),
-    ("automata", "a symbol reveals, and then it moves",
-     "survived = belief * self.rho[symbols[:, t]]",
-     "survived = (self.delta[symbols[:, t]] @ belief[..., None])[..., 0] * self.rho[symbols[:, t]]",
-     "automata.py -k paths"),
-    ("beliefs", "a prediction stands ahead of its reveal", "beliefs[:, spacing::spacing + 1]",
-     "beliefs[:, spacing - 1::spacing + 1]", "beliefs.py -k enumeration"),
-    ("beliefs", "a coin falls with its probability", "rng.random((batch, length)) < probability",
-     "rng.random((batch, length)) < 0.5", "beliefs.py -k falls_as_its_number"),
-    ("beliefs", "the adversary's coins never fall", "0.5, False", "0.5, True",
-     "beliefs.py -k schedules"),
-    ("underflow", "a reveal erases its column, too", "torch.diag_embed(1 - e_j)",
-     "torch.diag_embed(0 * e_j + 1)", "underflow.py -k settles"),
-    ("underflow", "pairs compose from left to right", "rescale(M2_KK @ M1_KV,",
-     "rescale(M1_KV @ M2_KK,", "underflow.py -k rescaled"),
-    ("heads", "a snapped state is written as it was read, not transposed",
-     "(P - self.average) @ self.B).view_as(states)",
-     "(P.unflatten(-1, (self.n, self.n)).mT.flatten(-2) - self.average) @ self.B).view_as(states)",
-     "heads.py -k spans"),
-    ("heads", "the mean is no part of P", "(states.flatten(-3) - self.mean) @ self.inverse",
-     "states.flatten(-3) @ self.inverse", "heads.py -k spans"),
-    ("heads", "a value is taken once", "left[rows, i] = left[rows, :, j] = -torch.inf",
-     "left[rows, i] = -torch.inf", "heads.py -k nearest"),
-    ("snap", "a trace is snapped at its own places",
-     "torch.where(rows, self.image.correct(held), held)", "self.image.correct(held)",
-     "snap.py -k side_by_side"),
-    ("snap", "pieces do not matter", "[*inner, window[:, -2:], number[:, -1]]",
-     "[*inner, window[:, -2:], 0 * number[:, -1]]", "snap.py -k pieces"),
-    ("pairs", "training shows no held-out pair", "held_out=False", "held_out=True",
-     "pairs.py -k training_never"),
-    ("unseen", "a test shows no seen command", "self.batch_of(self.unseen,",
-     "self.batch_of(self.seen,", "unseen.py -k all_others"),
-]]
-MUTANTS = FORMULAS + SCAN + DATA + MODELS + EVAL + TRAIN + CHAPTERS
+     'generator(seed, "train", length, spacing)'),
+    ("an interval needs its z", "half = z * np.sqrt(", "half = np.sqrt("),
+    ("an interval is printed from low to high", "-{row['perfect_high']:.4f}",
+     "-{row['perfect_low']:.4f}"),
+    ("a trace is streamed with its state", "model.stream(tokens, state)", "model.stream(tokens)"),
+    ("answers stand by trace, then by time", "torch.cat(found)[order]", "torch.cat(found)"),
+    ("kl weighs with the best prediction", "(best * gap).sum(-1)", "gap.sum(-1)"),
+    ("every variable is asked for", "(answered != task.value_tokens[expected]).any(1)",
+     "(answered != task.value_tokens[expected]).all(1)"),
+    ("--seed chooses the traces", "lengths, args.traces, args.seed)", "lengths, args.traces)"),
+    ("a reveal is drawn where its commands end", "np.arange(1, len(row[\"by_position\"]) + 1)",
+     "np.arange(len(row[\"by_position\"]))"),
+    ("the figure marks the longest training trace", "longest = max(", "longest = min("),
+    ("weights of another model are refused", "model.load_state_dict(checkpoint[\"model\"])",
+     "model.load_state_dict(checkpoint[\"model\"], strict=False)"),
+]
+
+TABLE["train.py"] = [
+    ("the result is the mean of the weights", "return average.module if average.n_averaged else",
+     "return"),
+    ("the mean begins once a stage is learned", "if recipe.average and progress.learned and",
+     "if recipe.average and"),
+    ("the mean is that of the last stage", "progress.learned and progress.stage == last",
+     "progress.learned"),
+    ("each parameter is in one optimizer", "if weight.ndim == 2 and weight not in outer",
+     "if weight.ndim == 2"),
+    ("a gradient is clipped to norm 1", "model.parameters(), 1.0)", "model.parameters(), 10.0)"),
+    ("each step begins with no gradient", "                optimizer.zero_grad()",
+     "                pass"),
+    ("the accuracy is that of the reveals", "== batch.targets)[batch.reveals]",
+     "== batch.targets)"),
+    ("so many batches running end a stage", "self.streak == recipe.streak",
+     "self.streak == recipe.streak + 1"),
+    ("a bad batch ends the streak", "if accuracy > recipe.advance else 0",
+     "if accuracy > recipe.advance else self.streak"),
+    ("a good batch is above the share, not at it", "accuracy > recipe.advance",
+     "accuracy >= recipe.advance"),
+    ("each step draws fresh traces", 'generator(recipe.seed, "train", progress.step)',
+     'generator(recipe.seed, "train")'),
+    ("rates rise once in a run", "(progress.step + 1) / WARMUP",
+     "(progress.stage_step + 1) / WARMUP"),
+    ("the minutes are those of all steps", "progress.seconds += time", "progress.seconds = time"),
+    ("a resumed run goes on with its mean", 'average.load_state_dict(resume["average"])', "pass"),
+    ("the log of a resumed run has each step once", 'if row["step"] <= progress.step:', "if True:"),
+    ("a run with other options is not gone on with", "if changed:", "if False:"),
+]
+
+TABLE["experiments/beliefs.py"] = [
+    ("Bayes divides at every step", "survived / evidence[:, None]", "survived"),
+    ("delta stands on the left", "self.delta[symbol] @", "self.delta[symbol].swapaxes(1, 2) @"),
+    ("an error names the trace that is impossible", "trace = (evidence[:, t] == 0).argmax()",
+     "trace = (evidence[:, t] != 0).argmax()"),
+    ("a coin falls with its probability", "rng.random((batch, length)) < probability",
+     "rng.random((batch, length)) < 0.5"),
+    ("the adversary's coins never fall", "executed[:, spacing:] = False",
+     "executed[:, spacing:] = True"),
+    ("pairs compose from left to right", "M2_KK @ M1_KV,", "M1_KV @ M2_KK,"),
+]
+TABLE["experiments/inside.py"] = [
+    ("a corrected state is written as it was read, not transposed", "P = F.one_hot(perms, self.n)",
+     "P = F.one_hot(perms, self.n).mT"),
+    ("the mean is no part of P", "(states.flatten(-3) - self.mean) @", "states.flatten(-3) @"),
+    ("a value is taken once", "left[each, :, j] = -torch.inf", "pass"),
+    ("a reading counts the states of its fit", "self.fitted = int(whole.sum())",
+     "self.fitted = len(whole)"),
+]
+TABLE["experiments/snap.py"] = [
+    ("a trace is snapped at its own places", "torch.where(rows, self.image.correct(held), held)",
+     "self.image.correct(held)"),
+    ("pieces do not matter", "window[:, -2:], count[:, -1]]", "window[:, -2:], 0 * count[:, -1]]"),
+    ("the margin is the smallest", "margin.min().item()", "margin.mean().item()"),
+    ("the residual is a root of mean squares", "residual.square().mean().sqrt().item()",
+     "residual.mean().item()"),
+]
+TABLE["experiments/unseen.py"] = [
+    ("a test shows no seen command", "self.batch_of(self.unseen,", "self.batch_of(self.seen,"),
+]
+
+MUTANTS = [Mutant(file, *row) for file, rows in TABLE.items() for row in rows]
+
+
+def check_table(table, root=ROOT):
+    """Raises: ValueError unless each old text stands once in its file, and the new one differs."""
+    for mutant in table:
+        count = (root / mutant.file).read_text(encoding="utf-8").count(mutant.old)
+        if count != 1 or mutant.new == mutant.old:
+            raise ValueError(f"{mutant.file} says {count} times, and not once: {mutant.old!r}")
+
+
+# --- To have them killed --------------------------------------------------------------------------
+
+COPY = None  # the copy of the project in which this process plays
+
+
+def begin(place):
+    """A process begins with a copy of its own, and imports torch once."""
+    global COPY
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.pop("PYTHONPATH", None)
+    COPY = Path(tempfile.mkdtemp(dir=place)).resolve()
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, COPY / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, COPY / name)
+    os.chdir(COPY)
+    sys.dont_write_bytecode = True  # a .pyc of a mutant could be taken for that of the next
+
+
+def failures(tests, *options):
+    """pytest in this process, on the copy as it is now: the names of the tests that fail."""
+    import pytest
+
+    class Watch:
+        @staticmethod
+        def pytest_runtest_logreport(report):
+            if report.failed:
+                failed.append(report.nodeid)
+
+        @staticmethod
+        def pytest_collectreport(report):
+            if report.failed:
+                failed.append(report.nodeid)
+
+    failed = []
+    # Forget the project's modules, but not torch. The table itself stays, as its processes need it.
+    for name, module in [*sys.modules.items()]:
+        path = Path(getattr(module, "__file__", None) or "")
+        if COPY in path.parents or name == "conftest":
+            del sys.modules[name]
+    sys.path[:] = [entry for entry in sys.path if ROOT not in [Path(entry), *Path(entry).parents]]
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={COPY}", str(COPY / tests),
+                     *options], plugins=[Watch])
+    return failed
+
+
+def try_mutant(mutant):
+    """The test that notices the mutant, or None."""
+    path = COPY / mutant.file
+    source = path.read_text(encoding="utf-8")
+    path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        killers = failures(mutant.tests, "-x")
+    finally:
+        path.write_text(source, encoding="utf-8")
+    return killers[0] if killers else None
+
+
+def survivors(table):
+    """Prints for each mutant the test that fails. Returns how many nobody notices."""
+    check_table(table)
+    started = time.monotonic()
+    alive = 0
+    with tempfile.TemporaryDirectory() as place, ProcessPoolExecutor(
+            PROCESSES, get_context("spawn"), begin, (place,)) as pool:
+        tests = sorted({mutant.tests for mutant in table})
+        for module, failed in zip(tests, pool.map(failures, tests)):
+            if failed:
+                raise SystemExit(f"{module} fails without any mutant: {failed}")
+
+        for mutant, killer in zip(table, pool.map(try_mutant, table)):
+            alive += killer is None
+            print(f"{'killed' if killer else 'SURVIVES':<8}  {mutant.file}: {mutant.law}\n"
+                  f"          {killer or mutant.tests}", flush=True)
+    print(f"{len(table) - alive} of {len(table)} killed in {time.monotonic() - started:.0f} s")
+    return alive
