@@ -1,299 +1,489 @@
-"""What do the records look like? The pictures of analysis.ipynb and README.
+"""What do the records look like? The pictures of analysis.ipynb and of README.
 
-One function draws one figure. A title is the finding. Seeds are thin lines, their median is a heavy
-one. The colours are those of Okabe and Ito (2008): colour-blind readers can tell them apart.
+One function draws one figure, and its title is the finding. Where a title counts seeds, it counts
+them in the rows that are drawn. Thin lines are seeds, a heavy line is their median. The colours are
+those of Okabe and Ito (2008), which colour-blind readers can tell apart.
 
-    python -m experiments.figures [--out DIR]    README's two pictures (experiments/results/figures)
+    python -m experiments.figures [--out FOLDER]    README's two pictures, tracking.png and beta.png
 
-tracking.png is drawn from results/arms_run.jsonl, beta.png from results/models. Figures 3 to 5 of
-arXiv 2602.14814 are spacing, tracking and beta here.
+Figures 3 to 6 of arXiv 2602.14814 are spacing, tracking, beta and head here.
+Next: analysis.ipynb.
 """
 
 import argparse
-import json
+import itertools
 from pathlib import Path
 
 import numpy as np
 from matplotlib import pyplot
+from matplotlib.lines import Line2D
 
-from data import user_errors
+from data import one_line_errors, parse, run
 from eval import load_run
-from experiments import heads, inside
+from experiments import RESULTS, actions, adversary, arms, inside, records, scale, supervision
 
-RESULTS = Path(__file__).resolve().parent / "results"
 BLUE, SKY, RED, GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"
-ORANGE, GREY = "#E69F00", "#666666"
-COLOURS = {"linear RNN, β ≤ 2": BLUE, "linear RNN, β ≤ 1": SKY, "Transformer": RED, "LSTM": GREEN}
-MORE_COLOURS = COLOURS | {"LSTM, no local block": ORANGE}
-PLACES = [">>>", *"abcde", "=", "1st", "2nd", "3rd", "4th", "5th", "↵"]  # of a full S5 command
+ORANGE, PINK, GREY = "#E69F00", "#CC79A7", "#666666"
+
+# The name of an arm in every figure, and its colour.
+NAMES = {"linrnn": "linear RNN, β ≤ 2", "linrnn-beta1": "linear RNN, β ≤ 1",
+         "transformer": "Transformer", "lstm": "LSTM", "lstm-bare": "LSTM, no local block",
+         "hybrid": "hybrid"}
+COLOURS = dict(zip(NAMES, [BLUE, SKY, RED, GREEN, ORANGE, PINK]))
+LENGTH_MARKS = [(64, "o", BLUE), (128, "x", ORANGE), (256, "+", RED)]
 
 
-def records(name):
-    """The recorded runs of experiments/results/NAME.jsonl, one dictionary each."""
-    return [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
-
-
-def setting(record, name, default=None):
-    """An option of a recorded run, from its config or from the command that made it."""
-    config = record.get("config", {})
-    known = config | config.get("options", {})
-    if name in known:
-        return known[name]
-    words, flag = record["command"].split(), "--" + name.replace("_", "-")
-    return words[words.index(flag) + 1] if flag in words else default
-
-
-def arm_runs(*tasks):
-    """The recorded runs of the four arms of COLOURS on these tasks (group, commands)."""
-    return [run for run in records("arms_run")
-            if arm(run) in COLOURS and (run["group"], run["commands"]) in tasks]
-
-
-def arm(record):
-    """The arm that a run belongs to: a key of MORE_COLOURS, or its own name."""
-    names = dict(zip(["linrnn", "linrnn-beta1", "transformer", "lstm", "lstm-bare"], MORE_COLOURS))
-    return names.get(record["arm"], record["arm"])
-
+# --- What all figures share -----------------------------------------------------------------------
 
 def canvas(title, rows=1, columns=1, size=(8, 4), **shared):
     """A figure with its title, and its panels as an array [rows, columns]."""
-    figure, panels = pyplot.subplots(rows, columns, figsize=size, dpi=90, layout="constrained",
+    figure, panels = pyplot.subplots(rows, columns, figsize=size, dpi=80, layout="constrained",
                                      squeeze=False, **shared)
     figure.suptitle(title, fontsize=12)
     for panel in panels.flat:
         panel.spines[["top", "right"]].set_visible(False)
-    pyplot.close(figure)  # the caller shows the figure; pyplot need not keep it
+    pyplot.close(figure)  # the notebook shows the figure; pyplot need not keep it
     return figure, panels
 
 
-def draw(axes, found, chance=None, trained=None, ticks=None, named=True, **options):
+def ticks_at(axes, values):
+    """These numbers, and no others, on a logarithmic x axis of base 2."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{value:,}" for value in values])
+    axes.xaxis.minorticks_off()
+
+
+def draw(axes, found, chance=None, trained=None, named=True):
     """Thin lines for seeds, a heavy one for the median, and its name to the right of its end.
 
-    found: {name: (x, rows, colour)}; a name moves up where it would touch the one below. ticks: the
-    numbers on a logarithmic x axis. options: those of axes.set.
+    found: {name: (x, rows, colour)}. A name moves up where it would touch the one below.
+    chance, trained: a height and an x that are marked, or None.
     """
-    axes.set(**options)
-    if ticks:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-        axes.xaxis.minorticks_off()
     ends = {}
     for name, (x, rows, colour) in found.items():
         median = np.median(rows, 0)
         axes.plot(x, np.transpose(rows), color=colour, linewidth=0.7, alpha=0.6)
         axes.plot(x, median, color=colour, linewidth=2.5)
-        ends |= {name: (median[-1], colour)} if named else {}
+        if named:
+            ends[name] = (median[-1], colour)
     if chance is not None:
         axes.axhline(chance, color=GREY, linestyle="--", linewidth=0.9)
-        ends["chance"] = chance, GREY
+        ends["chance"] = (chance, GREY)
     if trained is not None:
         axes.axvline(trained, color=GREY, linestyle=":")
         axes.annotate(f"trained to {trained}", (trained, 1), (0, 3), ha="center", color=GREY,
                       xycoords=("data", "axes fraction"), textcoords="offset points")
+
     axes.autoscale_view()
-    to_axes, lowest = axes.transData + axes.transAxes.inverted(), -1
+    to_axes = axes.transData + axes.transAxes.inverted()
     gap = 0.2 * axes.figure.dpi / axes.bbox.height  # 0.2 inches
+    lowest = -1.0
     for name, (height, colour) in sorted(ends.items(), key=lambda end: end[1][0]):
         lowest = max(lowest + gap, to_axes.transform((1, height))[1])
         axes.text(1.02, lowest, name, color=colour, transform=axes.transAxes, va="center")
 
 
-def curves(title, found, **options):
-    """One panel. The arguments are those of draw."""
-    figure, ((axes,),) = canvas(title)
-    draw(axes, found, **options)
+def count(rows, test):
+    """How many of the rows pass, as in '3 of 5'."""
+    return f"{sum(map(test, rows))} of {len(rows)}"
+
+
+def at(row, length):
+    """The evaluation of a row in traces of that length."""
+    return next(result for result in row["results"] if result["length"] == length)
+
+
+# --- The arms -------------------------------------------------------------------------------------
+
+def main_rows():
+    """The runs of the four arms on full S5, without the one LSTM that was given more tokens."""
+    rows = records("arms", group="S5", commands="full", millions=15)
+    return [row for row in rows if row["arm"] in arms.RATES]
+
+
+def tracking():
+    """Accuracy by the commands read, in traces of (16,2) on the left and of (128,16) on the right.
+    """
+    rows = main_rows()
+    short, long = {}, {}
+    for arm in arms.RATES:
+        mine = arms.where(rows, {"arm": arm})
+        by_16 = [at(row, 16)["by_position"] for row in mine]
+        by_128 = [at(row, 128)["by_position"] for row in mine]
+        short[NAMES[arm]] = range(2, 17, 2), by_16, COLOURS[arm]
+        long[NAMES[arm]] = range(16, 129, 16), by_128, COLOURS[arm]
+
+    linear = arms.where(rows, {"arm": "linrnn"})
+    solved = count(linear, lambda row: at(row, 128)["all"] > 0.99)
+    figure, ((left, right),) = canvas("With β ≤ 2 the linear RNN tracks S5 to 128 commands "
+                                      f"({solved} seeds);\nno other arm does, with five times the "
+                                      "tokens", 1, 2, (9, 3.9), sharey=True)
+    left.set(ylim=(0, 1.02), ylabel="reveals right", xlabel="commands read, traces of (16,2)")
+    right.set_xlabel("commands read, traces of (128,16)")
+    draw(left, short, 0.2, named=False)
+    draw(right, long, 0.2, trained=64)
+    ticks_at(left, [2, 4, 8, 16])
+    ticks_at(right, [16, 32, 64, 128])
     return figure
 
 
-def tracking(title, runs):
-    """Accuracy against the commands read, in traces of (16,2) and of (128,16), a row a task."""
-    tasks = list(dict.fromkeys((run["group"], run["commands"]) for run in runs))
-    figure, panels = canvas(title, len(tasks), 2, (9, 0.8 + 3 * len(tasks)), sharey=True)
-    for row, (group, commands) in zip(panels, tasks):
-        short, long = {}, {}
-        for name, colour in COLOURS.items():
-            mine = [{result["length"]: result for result in run["results"]} for run in runs
-                    if (arm(run), run["group"], run["commands"]) == (name, group, commands)]
-            short[name] = range(2, 17, 2), [rows[16]["by_position"] for rows in mine], colour
-            long[name] = range(16, 129, 16), [rows[128]["by_position"] for rows in mine], colour
-        chance = mine[0][16]["chance"]
-        draw(row[0], short, chance, None, [2, 4, 8, 16], False, ylim=(0, 1.02),
-             ylabel=f"accuracy on {group}, {commands}")
-        draw(row[1], long, chance, 64, [16, 32, 64, 128])
-    panels[-1, 0].set_xlabel("commands read, traces of (16,2)")
-    panels[-1, 1].set_xlabel("commands read, traces of (128,16)")
-    return figure
-
-
-def learning(runs):
-    """Reveals right in training against the tokens read. A drop is the beginning of a stage."""
-    figure, panels = canvas("Every arm learns to read a command; then the stages part them",
-                            2, 2, (9, 5.4), sharex=True, sharey=True)
-    for axes, (name, colour) in zip(panels.flat, COLOURS.items()):
-        for run in runs:
-            if arm(run) == name:
-                tokens, _, shares = np.transpose(run["curve"])
-                axes.plot(tokens / 1e6, shares, color=colour, linewidth=0.7)
-        draw(axes, {}, 0.2, ylim=(0, 1.02), xscale="log", title=name)
-    figure.supxlabel("million tokens read")
+def learning():
+    """Reveals right in training, against the tokens read."""
+    title = "All runs leave chance; only those with β ≤ 2 get past the third stage"
+    figure, panels = canvas(title, 2, 2, (9, 5.4), sharex=True, sharey=True)
+    for axes, arm in zip(panels.flat, arms.RATES):
+        for row in arms.where(main_rows(), {"arm": arm}):
+            tokens, lengths, shares = np.transpose(row["curve"])
+            begins = np.flatnonzero(np.diff(lengths)) + 1
+            axes.plot(tokens / 1e6, shares, color=COLOURS[arm], linewidth=0.7)
+            axes.plot(tokens[begins] / 1e6, shares[begins], "o", color="black", markersize=4)
+        axes.set(ylim=(0, 1.02), xscale="log", title=NAMES[arm], xticks=[0.1, 1, 10],
+                 xticklabels=["0.1", "1", "10"])
+        draw(axes, {}, 0.2)
+    figure.supxlabel("million tokens read; a dot is the beginning of a longer stage")
     figure.supylabel("reveals right in training")
     return figure
 
 
-def spacing(title, runs):
+def spacing():
     """Tokens until traces of (8,S) are learned, alone and behind the stage (2,1), arm by arm."""
-    arms = [*dict.fromkeys((run["group"], arm(run)) for run in runs)]
-    figure, (panels,) = canvas(title, 1, len(arms), (9, 3.8), sharey=True)
-    for axes, (group, name) in zip(panels, arms):
-        for run in runs:
-            if (run["group"], arm(run)) == (group, name):
-                shift, marker = (0.15, "x") if run["first"] else (-0.15, "o")
-                axes.plot(np.log2(run["spacing"]) + shift, run["tokens"] / 1e6,
-                          marker if run["finished"] else "_", color=COLOURS[name], fillstyle="none")
-        axes.set(xticks=range(4), xticklabels=[1, 2, 4, 8], yscale="log", ylim=(0.25, 15),
-                 yticks=[0.5, 1, 2, 4, 8], yticklabels=[0.5, 1, 2, 4, 8], title=f"{group}\n{name}")
-    figure.supxlabel("commands per reveal, S:  o  (8,S) alone,  x  behind (2,1),  –  not learned")
-    panels[0].set_ylabel("million tokens")
+    rows = records("arms_spacing")
+    counts = []
+    for S in (1, 2, 4, 8):
+        cells = {"group": "S5", "first": "2:1,", "spacing": S}
+        counts.append(count(arms.where(rows, cells), lambda row: row["finished"]))
+    panels_of = list(dict.fromkeys((row["group"], row["arm"]) for row in rows))
+    figure, (panels,) = canvas("Behind (2,1) the linear RNN with β ≤ 2 learns S5 with a reveal "
+                               f"after every 1, 2, 4, 8 commands\non {', '.join(counts)} seeds",
+                               1, len(panels_of), (9.5, 4.4), sharey=True)
+
+    for axes, (group, arm) in zip(panels, panels_of):
+        for row in arms.where(rows, {"group": group, "arm": arm}):
+            shift, marker = (0.15, "x") if row["first"] else (-0.15, "o")
+            axes.plot(np.log2(row["spacing"]) + shift, row["tokens"] / 1e6,
+                      marker if row["finished"] else "_", color=COLOURS[arm], fillstyle="none")
+        name = NAMES[arm].replace(", ", ",\n") + ("" if "," in NAMES[arm] else "\n")
+        axes.set(xticks=range(4), xticklabels=[1, 2, 4, 8], yscale="log", ylim=(0.2, 16),
+                 title=f"{group}\n{name}")
+        axes.set_yticks([0.25, 0.5, 1, 2, 4, 8], ["¼", "½", "1", "2", "4", "8"])
+        axes.minorticks_off()
+    figure.supxlabel("commands per reveal, S:   o  (8,S) alone,   x  behind (2,1),   –  not "
+                     "learned")
+    panels[0].set_ylabel("million tokens read")
     return figure
 
 
-def ladder(runs):
-    """Words of several groups: labels right at 64 and at 256 tokens, rung by rung."""
-    groups, rungs = ([*dict.fromkeys(run[key] for run in runs)] for key in ("group", "arm"))
-    figure, (panels,) = canvas("In [0, 1] parity is lost; with -1 a diagonal layer holds S3 for a "
-                               "while; A5 takes more", 1, len(groups), (9, 4.4), sharey=True)
-    for axes, group in zip(panels, groups):
-        mine = [run for run in runs if run["group"] == group]
-        axes.axvline(mine[0]["results"][0]["chance"], color=GREY, linestyle="--", linewidth=0.9)
-        for run in mine:
-            for row, marker, colour in zip(run["results"], "ox", (BLUE, RED)):
-                axes.plot(row["all"], rungs.index(run["arm"]), marker, color=colour,
-                          fillstyle="none", markersize=8)
-        axes.set(title=group, xlim=(0, 1.04), yticks=range(len(rungs)), yticklabels=rungs)
-    figure.supxlabel("labels right at   o  64,   x  256 tokens; trained to 64; dashed: chance")
-    return figure
-
-
-def householders(short, long):
-    """`word` format: labels right at 128 tokens against R, for each group, in two budgets."""
-    colours = {"S5 swap": SKY, "S3 full": GREEN, "S4 full": BLUE, "A5 full": ORANGE, "S5 full": RED}
-    figure, (panels,) = canvas("Words: labels right by the reflections of a token, on two seeds "
-                               "(left) and on one", 1, 2, (9, 4), sharey=True)
-    for axes, runs, words in [(panels[0], short, 64), (panels[1], long, 256)]:
-        shares = {}  # group -> seed -> R -> share
-        for run in runs:
-            name = f"{setting(run, 'group')} {setting(run, 'commands', 'full')}"
-            seed = shares.setdefault(name, {}).setdefault(run["seed"], {})
-            seed[int(setting(run, "householders"))] = run["results"][0]["all"]
-        found = {name: ((1, 2, 3, 4), [[row[R] for R in (1, 2, 3, 4)] for row in seeds.values()],
-                        colours[name]) for name, seeds in shares.items()}
-        draw(axes, found, xlabel=f"reflections per token, R; {words} words a step",
-             ylabel="labels right at 128 tokens", xticks=(1, 2, 3, 4), ylim=(0, 1.02))
-    return figure
-
+# --- Inside the head ------------------------------------------------------------------------------
 
 def beta(rows, labels):
-    """The mean beta of heads at each place in the line of a command. rows [heads, 13]."""
-    figure, ((axes,),) = canvas("A tracking head has β near 2, a reflection, at all right-hand "
-                                "names and some left-hand ones", size=(9, 0.5 * len(rows) + 1.5))
+    """The mean beta of a head at each place of a command. rows [heads, 13], of full S5."""
+    places = [">>>", *"abcde", "=", "1st", "2nd", "3rd", "4th", "5th", "newline"]
+    rows = np.asarray(rows)
+    figure, ((axes,),) = canvas("Heads that track have β near 2, a reflection, at all right-hand "
+                                "names", size=(9, 0.5 * len(rows) + 1.5))
     image = axes.imshow(rows, vmin=0, vmax=2, cmap="viridis", aspect="auto")
     for (y, x), value in np.ndenumerate(rows):
-        axes.text(x, y, f"{value:.1f}", ha="center", va="center",
-                  color="black" if value > 1 else "white")
-    axes.set(xticks=range(13), xticklabels=PLACES, yticks=range(len(rows)), yticklabels=labels,
+        colour = "black" if value > 1 else "white"
+        axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=colour)
+    axes.set(xticks=range(13), xticklabels=places, yticks=range(len(rows)), yticklabels=labels,
              xlabel="the text of a command: five names, the sign =, the five names in a new order")
     figure.colorbar(image, label="mean β", ticks=[0, 1, 2])
     return figure
 
 
-def keys(found):
-    """How the 25 right-hand keys of each head meet. found {name: keys [5, 5, K]}, at most six.
+def head(limits, own, others, lengths, read, read_others):
+    """Accuracy with the beta of one head narrowed; the permutation read off the state of heads.
 
-    A key and its negative make the same step, so inner products are shown without their signs.
+    own, others: rows [limits]; read, read_others: rows [lengths].
     """
-    figure, panels = canvas("The trained keys resemble those of the hand-built machine to a "
-                            "varying degree", 2, 3, (9, 6.8))
-    for axes, (name, k) in zip(panels.flat, found.items()):
-        listed = k.flatten(0, 1)
-        image = axes.imshow((listed @ listed.T).abs().numpy(), vmin=0, vmax=1, cmap="viridis")
-        axes.set_title(f"{name}: r = {inside.likeness(k):.2f}", fontsize=11)
-        axes.set(xticks=range(2, 25, 5), xticklabels=PLACES[7:12], yticks=[])
-    figure.colorbar(image, ax=panels, label="|inner product| of two keys", shrink=0.6)
+    figure, (panels,) = canvas("Only the head that tracks needs its reflections; a linear map reads"
+                               "\nthe permutation off this head, and off the others hardly ever",
+                               1, 2, (9.5, 4.2))
+    panels[0].set(xlim=(2.03, 0.97), ylim=(0, 1.02), ylabel="reveals right at (64,2)",
+                  xlabel="upper end of the β of one head")
+    found = {"other heads": (limits, others, GREY), "tracking head": (limits, own, BLUE)}
+    draw(panels[0], found, 0.2)
+    panels[1].set(ylim=(-0.02, 1.02), xlabel="commands read",
+                  ylabel="whole permutation read off")
+    found = {"tracking head": (lengths, read, BLUE), "other heads": (lengths, read_others, GREY)}
+    draw(panels[1], found, trained=64)
+    ticks_at(panels[1], lengths)
     return figure
 
 
-def drift(lengths, extracted):
-    """Accuracy at the last reveal, and the drift R / M of the tracking head's states."""
-    last = [{row["length"]: row["final"] for row in run["results"]} for run in lengths]
-    ratios = [{end: R / M for end, R, M in run["extract"]["drift"]["alone"]} for run in extracted]
-    figure, ((left, right),) = canvas("The states close in on one another until they overlap;\n"
-                                      "answers go wrong later, not yet where R = M", 1, 2, (9, 4.2))
-    draw(left, {"": ([*last[0]], [[*curve.values()] for curve in last], BLUE)}, 0.2, 64,
-         [*last[0]][::2], ylim=(0, 1.02), xlabel="length of the trace",
-         ylabel="accuracy at the last reveal")
-    draw(right, {"": ([*ratios[0]], [[*curve.values()] for curve in ratios], BLUE)}, None, 64,
-         [*ratios[0]], xlabel="commands read", ylabel="drift R / M", yscale="log", ylim=(0.1, 10))
-    right.axhline(1, color=GREY, linestyle="--", linewidth=0.9)
-    right.set_yticks([0.1, 1, 10], ["0.1", "R = M", "10"])
+def errors(found):
+    """The hand-built head: {number format: rows of inside.swap_machine_errors}."""
+    figure, ((axes,),) = canvas("The hand-built head misreads nothing in 10,000 commands;\n"
+                                "in float32 its error grows with their number", size=(8, 4))
+    axes.set(xscale="log", yscale="log", ylim=(4e-9, 2), xlabel="commands",
+             ylabel="largest error of an entry (0 stands at 1e-8)")
+    lines = {"misread": ([10, 10_000], [[0.5, 0.5]], GREY)}
+    for (name, rows), colour in zip(found.items(), [BLUE, RED]):
+        commands = [row["commands"] for row in rows]
+        lines[name] = commands, [[max(row["error"], 1e-8) for row in rows]], colour
+    draw(axes, lines)
     return figure
 
 
-def snapping(runs):
-    """Accuracy by length, alone and snapped after every command; and with rarer snaps."""
-    ways, rare = {"alone": {}, "snapped": {}}, {}
-    for run in sorted(runs, key=lambda run: int(setting(run, "interval", 0))):
-        accuracy = {row["length"]: row["all"] for row in run["results"]}
-        if setting(run, "interval"):
-            rare.setdefault(run["seed"], {})[int(setting(run, "interval"))] = accuracy[2048]
-        elif len(accuracy) > 1:  # the runs of five seeds of S5
-            way = "snapped" if "experiments.snap" in run["command"] else "alone"
-            ways[way][run["seed"]] = accuracy
-    right = [interval for interval in rare[0] if all(row[interval] == 1 for row in rare.values())]
-    figure, ((far, seldom),) = canvas(
-        "Put back on its permutation after each command, the network gets every reveal right;\n"
-        f"on {len(rare)} seeds one in {max(right)} is enough", 1, 2, (9, 4.2), sharey=True)
-    found = {way: ([*seeds[0]], [[*row.values()] for row in seeds.values()], colour)
-             for (way, seeds), colour in zip(ways.items(), (BLUE, RED))}
-    draw(far, found, 0.2, 64, [64, 256, 1024, 8192], ylim=(0, 1.02), ylabel="accuracy",
-         xlabel="length of the trace")
-    draw(seldom, {f"seed {seed}": ([*row], [[*row.values()]], (BLUE, SKY, GREEN)[seed])
-                  for seed, row in rare.items()}, 0.2, None, [32, 64, 128, 256],
-         xlabel="commands from snap to snap, at (2048,128)")
+# --- Transitions, and what is learned -------------------------------------------------------------
+
+def ladder():
+    """Words of three groups: labels right at 64 and at 256 tokens, rung by rung."""
+    rows = [row for row in records("ladder") if row["group"] in ("S2", "S3", "A5")]
+    rungs = list(dict.fromkeys(row["arm"] for row in rows))
+    names = [NAMES.get(rung, rung.replace("dense", "dense rotation")) for rung in rungs]
+    figure, (panels,) = canvas("Only four reflections a token read A5; a diagonal layer with "
+                               "eigenvalues\nin [0, 1] loses even parity (S2)", 1, 3, (9, 4.6),
+                               sharey=True)
+    for axes, group in zip(panels, ("S2", "S3", "A5")):
+        for row in arms.where(rows, {"group": group}):
+            for result, marker, colour in zip(row["results"], "ox", [BLUE, RED]):
+                axes.plot(result["all"], rungs.index(row["arm"]), marker, color=colour,
+                          fillstyle="none", markersize=8)
+        axes.axvline(result["chance"], color=GREY, linestyle="--", linewidth=0.9)
+        axes.set(title=group, xlim=(0, 1.04), yticks=range(len(rungs)), yticklabels=names)
+    figure.supxlabel("labels right at   o  64,   x  256 tokens; trained to 64; dashed: chance")
     return figure
 
 
-def beliefs(title, runs, schedule, key):
-    """KL from the exact filter by length, or by cycle: a panel for each value of a condition."""
-    values, random = sorted({run[key] for run in runs}), schedule == "random"
-    figure, (panels,) = canvas(title, 1, len(values), (9, 4.4), sharey=True)
-    for axes, value in zip(panels, values):
-        found, mine = {}, [run for run in runs if run[key] == value]
-        for name, colour in MORE_COLOURS.items():
-            kl = [[row["kl"] for row in rows] if random else
-                  np.reshape(rows[0]["kl_by_position"], (65, -1)).mean(1)[1:]  # by cycle
-                  for rows in (run["results"][schedule] for run in mine if arm(run) == name)]
-            found |= {name: ([16, 64, 128] if random else range(1, 65), kl, colour)} if kl else {}
-        draw(axes, found, None, None, [16, 64, 128] if random else [1, 4, 16, 64], yscale="log",
-             title=f"{key.replace('_', ' ')}: {value}", ylim=(0.01, 1) if random else (5e-4, 4))
-    figure.supxlabel("commands in the trace" if random else "cycles")
-    figure.supylabel("KL(filter, model) in nats")
+def unseen():
+    """What is right of commands that training did not show, by the number of those that it did."""
+    rows = records("unseen", kind="unseen")
+    alls = {}
+    for seen in (60, 108):
+        mine = arms.where(rows, {"seen": seen})
+        alls[seen] = count(mine, lambda row: row["exhaustive"]["unseen_right"]
+                           == row["exhaustive"]["unseen"])
+    figure, (panels,) = canvas("Every unseen command is right from every state with 60 seen "
+                               f"({alls[60]} seeds) and with 108 ({alls[108]});\nalong traces "
+                               "errors add up", 1, 2, (9.5, 4.2), sharey=True)
+    for row in rows:
+        pairs = row["exhaustive"]
+        panels[0].plot(row["seen"], pairs["unseen_right"] / pairs["unseen"], "o", color=BLUE,
+                       fillstyle="none", markersize=8)
+        for length, marker, colour in LENGTH_MARKS:
+            panels[1].plot(row["seen"], at(row, length)["all"], marker, color=colour,
+                           fillstyle="none", markersize=8)
+    panels[1].axhline(0.2, color=GREY, linestyle="--", linewidth=0.9)
+    for axes in panels:
+        axes.set(ylim=(0, 1.04), xlabel="commands seen in training, of 120")
+        ticks_at(axes, [5, 12, 30, 60, 108])
+    panels[0].set_ylabel("unseen command and state, pairs right")
+    panels[1].set_ylabel("reveals right, unseen commands")
+    figure.supxlabel("right:   o  64,   x  128,   +  256 unseen commands;   dashed: chance")
     return figure
+
+
+# --- The horizon ----------------------------------------------------------------------------------
+
+def snapping(rows):
+    """Accuracy by length, alone and put back after every command; and with rarer snaps.
+
+    rows: those of snap.recorded() without extraction.
+    """
+    ways = {0: [], 1: []}  # by the interval: the runs that were read at many lengths
+    rare = {}  # by the group, then by the seed: {interval: share of traces without an error}
+    for row in rows:
+        group = row["config"]["group"]
+        if row["interval"] > 1:
+            seeds = rare.setdefault(group, {})
+            seeds.setdefault(row["seed"], {})[row["interval"]] = at(row, 2048)["perfect"]
+        elif group == "S5" and len(row["results"]) > 1:
+            ways[row["interval"]].append(row)
+
+    whole = count(ways[1], lambda row: at(row, 8192)["all"] == 1)
+    figure, (panels,) = canvas("Put back on its permutation after each command, the state of S5 "
+                               f"lasts 8,192 commands\n({whole} seeds); with more variables the "
+                               "next snap must come sooner", 1, 2, (9.5, 4.2), sharey=True)
+    found = {}
+    for name, interval, colour in [("alone", 0, BLUE), ("put back", 1, RED)]:
+        lengths = [result["length"] for result in ways[interval][0]["results"]]
+        shares = [[result["all"] for result in row["results"]] for row in ways[interval]]
+        found[name] = lengths, shares, colour
+    panels[0].set(ylim=(-0.02, 1.04), xlabel="length of the trace", ylabel="reveals right")
+    draw(panels[0], found, 0.2, trained=64)
+    ticks_at(panels[0], [64, 256, 1024, 8192])
+
+    found = {}
+    for group, colour in [("S26", RED), ("S12", ORANGE), ("S8", GREEN), ("S5", BLUE)]:
+        seeds = [dict(sorted(seed.items())) for seed in rare[group].values()]
+        found[group] = [*seeds[0]], [[*seed.values()] for seed in seeds], colour
+    draw(panels[1], found, named=False)
+    for group, (_, _, colour) in found.items():
+        panels[1].plot([], [], color=colour, label=group)
+    panels[1].legend(frameon=False, loc="lower left")
+    panels[1].set(xlabel="commands from snap to snap",
+                  ylabel="traces of 2,048 commands without an error")
+    ticks_at(panels[1], [4, 16, 64, 192, 384])
+    return figure
+
+
+# --- Uncertainty ----------------------------------------------------------------------------------
+
+def keeps(row):
+    """Whether the belief is kept: at most adversary.KEPT nats at cycle 64."""
+    return adversary.column_of(row, "adversarial", 64) <= adversary.KEPT
+
+
+def cycles():
+    """KL by cycle of the adversary, a panel for each kind of repetitions in training.
+
+    Left out are kinds with fewer than three seeds of the linear RNN, and a longest run of 1.
+    """
+    rows = records("adversary", **adversary.USUAL)
+    kinds, linear = [], []
+    for kind, longest in itertools.product(["honest", "forced", "half"], [4, 16, 32, 64]):
+        mine = arms.where(rows, {"repetitions": kind, "cycles": longest})
+        seeds = arms.where(mine, {"arm": "linrnn"})
+        if len(seeds) >= 3:
+            kinds.append((kind, longest, mine))
+            linear += seeds
+
+    kept = {}
+    for kind in ("honest", "forced", "half"):
+        kept[kind] = count(arms.where(linear, {"repetitions": kind}), keeps)
+    wide = 2 if len(kinds) == 4 else 3
+    tall = -(-len(kinds) // wide)
+    figure, panels = canvas("The linear RNN (β ≤ 2) keeps the belief to cycle 64 after honest "
+                            f"repetitions on {kept['honest']} seeds,\nafter forced ones on "
+                            f"{kept['forced']}, and after half of each on {kept['half']}",
+                            tall, wide, (9.5, 1.3 + 3.1 * tall), sharey=True)
+    for axes, (kind, longest, mine) in zip(panels.flat, kinds):
+        for arm in adversary.ARMS:
+            found = [row["results"]["adversarial"][0] for row in arms.where(mine, {"arm": arm})]
+            if found:
+                kl = [result["kl_by_position"][1:65] for result in found]
+                draw(axes, {arm: (range(1, 65), kl, COLOURS[arm])}, named=False)
+        name = {"honest": "honest,", "forced": "forced, up to", "half": "half of each, up to"}[kind]
+        axes.set_title(f"{name} {longest} cycles", fontsize=11)
+        axes.set(yscale="log", ylim=(5e-4, 4), xlabel="cycles of the adversary")
+        axes.axvline(longest, color=GREY, linestyle=":")
+        ticks_at(axes, [1, 4, 16, 64])
+    for axes in panels.flat[len(kinds):]:
+        axes.set_visible(False)
+
+    for axes in panels[:, 0]:
+        axes.set_ylabel("KL(filter, model) in nats")
+    handles = [Line2D([], [], color=COLOURS[arm], label=NAMES[arm]) for arm in adversary.ARMS]
+    handles.append(Line2D([], [], color=GREY, linestyle=":", label="most cycles in training"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+# --- Many variables -------------------------------------------------------------------------------
+
+def sizes():
+    """Tokens of the whole training, and reveals right, by the number of variables."""
+    rows = records("scale", without="none")
+    full = arms.where(rows, {"commands": "full", "model": "linrnn"})
+    tokens = {}
+    for n in (5, 26):
+        mine = arms.where(full, {"group": f"S{n}"})
+        tokens[n] = np.mean([row["tokens"] for row in mine])
+    largest = arms.where(full, {"group": "S26"})
+    short = count(largest, lambda row: at(row, 64)["all"] >= scale.SOLVED)
+    figure, (panels,) = canvas(f"S26 takes {tokens[26] / tokens[5]:.1f} times the tokens of S5; "
+                               f"of its runs {short} have 99.5% right at (64,8)\n"
+                               f"and {count(largest, scale.is_solved)} at (128,16)",
+                               1, 2, (9.5, 4.4))
+
+    for row in rows:
+        n = int(row["group"][1:])
+        if row["model"] != "linrnn":
+            panels[1].plot(n, at(row, 64)["all"], "s", color=COLOURS[row["model"]])
+        elif row["commands"] == "swap":
+            panels[0].plot(n, row["tokens"] / 1e6, "x", color=SKY)
+        else:
+            panels[0].plot(n, row["tokens"] / 1e6, "o", color=BLUE, fillstyle="none")
+            for length, marker, colour in LENGTH_MARKS:
+                panels[1].plot(n, at(row, length)["all"], marker, color=colour, fillstyle="none")
+
+    panels[0].set(yscale="log", ylabel="million tokens until the curriculum is through",
+                  xlabel="variables, n:   o  full commands,   x  swaps")
+    panels[0].set_yticks([2, 5, 10, 20], ["2", "5", "10", "20"])
+    panels[1].plot(range(3, 27), [1 / n for n in range(3, 27)], "--", color=GREY, linewidth=0.9)
+    panels[1].text(3, 0.45, "squares: Transformer, LSTM, 64 commands")
+    panels[1].set(ylim=(0, 1.03), ylabel="reveals right, full commands",
+                  xlabel="n:   o  64,   x  128,   +  256 commands;   dashed: chance")
+    for axes in panels:
+        axes.set_xscale("log")
+        axes.set_xticks([3, 5, 8, 12, 16, 20, 26], [3, 5, 8, 12, 16, 20, 26])
+        axes.minorticks_off()
+    return figure
+
+
+# --- The companion works --------------------------------------------------------------------------
+
+def copying():
+    """Own commands that are right, and states after the true commands, by the length."""
+    rows = records("actions", shown="all", spacing=1)
+    figure, panels = canvas("No arm copies listings of 32 commands, twice the longest in training;"
+                            "\nthe hybrid goes on tracking the state at 64", 2, 2, (9, 6.6),
+                            sharey=True)
+    for line, group in zip(panels, ["S3", "S5"]):
+        for axes, mode, what in zip(line, ["own", "kept"], ["commands", "states"]):
+            found = {}
+            for arm in actions.RATES:
+                shares = []
+                for row in arms.where(rows, {"arm": arm, "group": group}):
+                    tests = arms.where(row["results"], {"mode": mode})
+                    shares.append([test[what] for test in tests])
+                found[NAMES[arm]] = actions.LENGTHS, shares, COLOURS[arm]
+            axes.set(ylim=(0, 1.02), xlabel=f"commands in the listing, {group}",
+                     ylabel=f"{mode} commands right" if mode == "own" else "states right, kept")
+            draw(axes, found, trained=16, named=mode == "kept")
+            ticks_at(axes, actions.LENGTHS)
+    return figure
+
+
+def told():
+    """Programs read until solved, by the arm of supervision and the size of the program."""
+    rows = records("supervision", model="linrnn")
+    heads = ["linear", "decoder", "contrastive"]
+    tasks = {"parity": "length", "permutations": "length", "traces": "spacing"}
+    solved = [row["solved"] for row in rows if row["task"] in tasks and row["arm"] in heads]
+    figure, (panels,) = canvas(f"Told the state, all {len(solved)} linear RNNs solve parity, "
+                               f"exchanges and traces\nafter {min(solved):,} to {max(solved):,} "
+                               "programs", 1, 3, (9.5, 4.4), sharex=True)
+
+    for axes, (task, what) in zip(panels, tasks.items()):
+        mine = arms.where(rows, {"task": task})
+        mine.sort(key=lambda row: (supervision.ARMS.index(row["arm"]), row[what]), reverse=True)
+        for row in mine:
+            colour = BLUE if row["arm"] in heads else ORANGE
+            marker = "o" if row["solved"] else "x"
+            axes.plot(row["solved"] or row["budget"], f"{row['arm']}, {row[what]}", marker,
+                      color=colour, fillstyle="none")
+        axes.set(xscale="log", xlim=(500, 1.2e5), title=f"{task}: arm, {what}")
+    figure.supxlabel("programs read:   o  until solved,   x  all of the budget, not solved;   "
+                     "blue: told the state")
+    return figure
+
+
+# --- The command line -----------------------------------------------------------------------------
+
+def tracking_betas():
+    """The mean beta of the heads that track, in the stored models of S5: rows, labels."""
+    rows, labels = [], []
+    for seed in range(5):
+        _, task, model = load_run(RESULTS / f"models/linrnn-S5-seed{seed}")
+        (_, head), = inside.tracking_heads(model, task)
+        rows.append(inside.beta_by_place(model, task)[0, head].numpy())
+        labels.append(f"seed {seed}")
+    return rows, labels
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser("python -m experiments.figures")
-    parser.add_argument("--out", type=Path, default=RESULTS / "figures", help="a folder")
-    with user_errors(parser, argv) as args:
-        args.out.mkdir(parents=True, exist_ok=True)
-    out, rows = args.out, {}
-    title = "With one frame and equal tokens the arms part by the length to which they track"
-    tracking(title, arm_runs(("S5", "full"))).savefig(out / "tracking.png", dpi=100)
-    for seed in range(5):
-        _, task, model = load_run(RESULTS / f"models/linrnn-S5-seed{seed}")
-        (_, head), = heads.tracking_heads(model, task)
-        rows[f"seed {seed}"] = inside.beta_by_place(model, task)[0, head].numpy()
-    beta(np.array([*rows.values()]), [*rows]).savefig(out / "beta.png", dpi=100)
+    parser = argparse.ArgumentParser(prog="python -m experiments.figures",
+                                     description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default=str(RESULTS / "figures"), help="a folder")
+    args = parse(parser, argv)
+    with one_line_errors(parser):
+        folder = Path(args.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        tracking().savefig(folder / "tracking.png", dpi=100)
+        beta(*tracking_betas()).savefig(folder / "beta.png", dpi=100)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

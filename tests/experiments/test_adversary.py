@@ -193,6 +193,7 @@ def test_the_finding_says_what_is_recorded():
     assert sum(kl <= KEPT for kl in at(64, "linrnn", new, **half)) == 2
     for values in (honest, at(64, "linrnn", new, **forced), at(32, "linrnn", new, **half),
                    at(64, "linrnn", new, **half), at(256, "linrnn", new, **half),
-                   at(64, "lstm", new, **half)):
+                   at(64, "lstm", new, **half),
+                   at(64, "lstm", new, repetitions="honest", cycles=32)):
         assert len(values) in (3, 18)
         assert spread(values) in adversary.__doc__, spread(values)
