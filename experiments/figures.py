@@ -230,7 +230,8 @@ def errors(found):
 def ladder():
     """Words of three groups: labels right at 64 and at 256 tokens, rung by rung."""
     rows = [row for row in records("ladder") if row["group"] in ("S2", "S3", "A5")]
-    rungs = list(dict.fromkeys(row["arm"] for row in rows))
+    recorded = {row["arm"] for row in rows}
+    rungs = [rung for rung in arms.RUNGS if rung in recorded]
     names = [NAMES.get(rung, rung.replace("dense", "dense rotation")) for rung in rungs]
     figure, (panels,) = canvas("Only four reflections a token read A5; a diagonal layer with "
                                "eigenvalues\nin [0, 1] loses even parity (S2)", 1, 3, (9, 4.6),
