@@ -67,6 +67,7 @@ def draw_alternating(n, shape, rng):
     into the same. So the even permutations stay equally likely.
     """
     perms = draw_symmetric(n, shape, rng)
+
     odd = is_odd(perms)
     perms[odd, -2:] = perms[odd, :-3:-1]  # the slice takes the last two, the last one first
     return perms
@@ -226,6 +227,7 @@ class Group:
 
     def draw(self, shape, rng):
         """Uniform random elements as permutations: [*shape, degree]. No large group is listed."""
+        # Each factor permutes its own points, and so the factors are drawn one by one.
         drawn = []
         for (letter, n), offset in zip(self.factors, self.offsets):
             drawn.append(draw_family(FAMILIES[letter], n, shape, rng) + offset)
@@ -299,6 +301,7 @@ def draw_commands(group, commands, shape, rng):
 def run_commands(commands, state=None):
     """The state after each command, s_t = s_{t-1}[g_t]: [B, L, n], [B, n] or None -> [B, L, n]."""
     batch, length, n = commands.shape
+
     # In the identity, variable i holds value i.
     if state is None:
         state = np.broadcast_to(np.arange(n), (batch, n))
@@ -459,6 +462,7 @@ class ReplTask:
         self.check(length, spacing)
         n = self.group.degree
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
+
         # Sparse commands are elements of S<n>, and of no other group.
         all_permutations = self.commands == "full" and self.group.order == factorial(n)
         if self.rule.sparse_commands and spacing == 1 and all_permutations:
@@ -568,6 +572,7 @@ class WordTask:
     check = staticmethod(check_spacing)
 
     def __init__(self, group, commands="full"):
+        # Of the words, and so of the answers, all are equally likely.
         self.group = group
         self.commands = commands
         self.chance = 1 / group.order
@@ -605,6 +610,7 @@ def generator(seed, purpose, *key):
     """
     # The purpose stands first, so that no key of one purpose equals a key of another.
     key = (PURPOSES[purpose], *key)
+
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
@@ -677,6 +683,7 @@ def one_line_errors(parser):
 def run(main):
     """What `python FILE.py` does: main(). Ctrl-C and a closed pipe end it without a traceback."""
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack a letter
+
     try:
         sys.exit(main())
     except KeyboardInterrupt:
@@ -704,6 +711,7 @@ def main(argv=None):
     print(f"{task.group.order:,} states, chance {task.chance:.3f}; {tokens.size} tokens\n")
     variables = {}
     width = 6 * task.group.degree + 6
+
     # Python executes the trace, line by line.
     for line in task.decode(tokens[0]).splitlines():
         if line.startswith(">>> ") and "print" not in line:

@@ -223,6 +223,7 @@ def open_folder(folder, resume, config):
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     foreign = {name.removesuffix(".partial") for name in names} - PARTS
     started = "model.pt" in names
+
     # Nothing of another run is overwritten, and nothing that is no run at all.
     if started and not resume or foreign and not started:
         raise UserError(f"{folder} is not empty: go on with --resume if it holds this run, "
@@ -463,6 +464,7 @@ def train(model, task, recipe, folder=None, *, resume=False, description=None,
 
 def result_of(model, average):
     """The model to evaluate: the mean of the weights, once there is one."""
+    # n_averaged counts the weights that went into the mean.
     return average.module if average.n_averaged else model
 
 
@@ -488,11 +490,13 @@ def to_tensors(batch, device):
 
 def rows_of(batch, rank, processes):
     """Every so-many-th trace of a batch: the share of one process."""
+    # Of two processes the first takes the rows 0, 2, 4, ..., the second all others.
     return batch._make(None if part is None else part[rank::processes] for part in batch)
 
 
 def mean_over_processes(metrics, device):
     """The same numbers in each process. Equal shares of a batch make the mean that of the batch."""
+    # all_reduce adds up the numbers of all processes, in place.
     values = torch.tensor([*metrics.values()], device=device)
     torch.distributed.all_reduce(values)
     values /= torch.distributed.get_world_size()
