@@ -557,9 +557,11 @@ def main(argv=None):
     print(f"{numbers['commands']:,} commands; a blind guess has {numbers['blind']} prints right")
 
     if args.record:
-        record("programs", {"command": f"{parser.prog} {shlex.join(argv)}",
-                            "seed": checkpoint["config"]["seed"], **numbers,
-                            "minutes": round((time.monotonic() - begin) / 60, 3)})
+        row = {"command": f"{parser.prog} {shlex.join(argv)}",
+               "seed": checkpoint["config"]["seed"], **numbers,
+               "minutes": round((time.monotonic() - begin) / 60, 3)}
+        with one_line_errors(parser):
+            record("programs", row)
 
 
 if __name__ == "__main__":

@@ -300,9 +300,11 @@ def main(argv=None):
     snapped = Snapped(model, task, image, args.interval)
     numbers["results"] = evaluate_and_print(snapped, task, args.lengths, args.traces, args.seed)
     if args.record:
-        record("snap", {"command": f"{parser.prog} {shlex.join(argv)}",
-                        "seed": checkpoint["config"]["seed"], **numbers, "device": device,
-                        "minutes": (time.monotonic() - begin) / 60})
+        row = {"command": f"{parser.prog} {shlex.join(argv)}",
+               "seed": checkpoint["config"]["seed"], **numbers, "device": device,
+               "minutes": (time.monotonic() - begin) / 60}
+        with one_line_errors(parser):
+            record("snap", row)
     if args.json:
         print(json.dumps(numbers))
 
