@@ -29,7 +29,7 @@ from tqdm import tqdm
 import data
 from data import (TASKS, Group, ReplTask, UserError, generator, number, one_line_errors, parse,
                   stages, try_stages)
-from models import MODELS, build, choose_device
+from models import build, choose_device
 
 TOKENS_AT_ONCE = 2**17  # of all traces together: what a model reads in one piece
 TEST_LENGTHS = [(64, 8), (128, 16), (256, 32)]  # unless the task has its own
@@ -253,7 +253,8 @@ def exhaustive(model, task):
     Returns: how many pairs there are, and the wrong ones (state, command, expected, answered).
     """
     # Shortest words, so that what is tested is the last command and not a long way to the state.
-    group, alphabet = task.group, task.alphabet
+    group = task.group
+    alphabet = task.alphabet
     n = group.degree
     numbers = group.index(alphabet)
     words = group.shortest_words(alphabet)

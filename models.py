@@ -121,7 +121,8 @@ class DeltaBlock(nn.Module):
     def inputs_of_scan(self, x):
         """For delta_product: q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]."""
         q, k, v, strengths = self.project(self.norm(x)).split(self.sizes, -1)
-        heads, writes = self.heads, self.householders
+        heads = self.heads
+        writes = self.householders
 
         # Unit queries and keys: then I - beta k k^T has the eigenvalue 1 - beta along k.
         q = q.unflatten(-1, (heads, -1))  # [B, T, H, K]

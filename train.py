@@ -339,7 +339,8 @@ def train(model, task, recipe, folder=None, *, resume=False, description=None,
         then the last checkpoint is still a good one.
     """
     # Which of how many processes is this one? All draw the same traces, and each keeps its rows.
-    rank, processes = 0, 1
+    rank = 0
+    processes = 1
     if torch.distributed.is_initialized():
         rank = torch.distributed.get_rank()
         processes = torch.distributed.get_world_size()

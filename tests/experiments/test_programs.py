@@ -18,7 +18,7 @@ import torch
 from conftest import ROOT, session, typed_lines
 from data import Group, ReplTask, UserError
 from experiments import programs, records
-from experiments.programs import answers, blind, play, play_apart, token_lines, trace
+from experiments.programs import blind, play, play_apart, token_lines, trace
 
 RUN = ROOT / "experiments/results/models/linrnn-S5-seed0"
 PROGRAMS = sorted((ROOT / "experiments/results/programs").glob("*.py"))
