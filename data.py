@@ -397,12 +397,15 @@ class ReplTask:
     A token is a symbol of a small lossless lexer; a comma belongs to the name after it. A trace has
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
 
+    sparse: whether training shows sparse commands where each command has a reveal; None: as
+        rule_for(n) says.
+
     Raises: UserError if the commands are swaps and the group has none.
     """
 
     more_symbols = []  # of a subclass whose traces contain other lines, too
 
-    def __init__(self, group, commands="full"):
+    def __init__(self, group, commands="full", sparse=None):
         self.group = group
         self.commands = commands
         self.chance = group.chance
@@ -413,6 +416,7 @@ class ReplTask:
         self.rule = rule_for(group.degree)
         self.model_options = self.rule.model_options
         self.recipe_options = self.rule.recipe_options
+        self.sparse = self.rule.sparse_commands if sparse is None else sparse
 
         # The vocabulary: marks, names at the start of a list, names within it, values.
         self.names = string.ascii_lowercase[:group.degree]
@@ -465,7 +469,7 @@ class ReplTask:
 
         # Sparse commands are elements of S<n>, and of no other group.
         all_permutations = self.commands == "full" and self.group.order == factorial(n)
-        if self.rule.sparse_commands and spacing == 1 and all_permutations:
+        if self.sparse and spacing == 1 and all_permutations:
             # The stages with a reveal after every command are where commands are learned.
             commands = draw_sparse_commands(self.group, (batch, length), rng)
 
@@ -567,8 +571,15 @@ class WordTask:
     a whole permutation of a single token. With spacing S only every S-th label counts.
     """
 
-    recipe_options = {"curriculum": [(2, 1), (8, 1), (16, 1), (32, 1), (64, 1)]}
-    test_lengths = [(64, 1), (128, 1), (256, 1)]
+    # A word needs nothing from the words before it, so there is no local block.
+    model_options = {"conv_width": 1}
+    # Short traces teach the words, and a step of them holds many (level). They are left early: the
+    # words are known by then, and it is the constant rates that keep the accuracy down. So the last
+    # stage is long, and its rates fall to 0 (average=False).
+    recipe_options = {"curriculum": [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 1)],
+                      "level": True, "advance": 0.7, "max_steps": 8000, "last_steps": 3000,
+                      "average": False}
+    test_lengths = [(64, 1), (128, 1), (256, 1), (512, 1)]
     check = staticmethod(check_spacing)
 
     def __init__(self, group, commands="full"):

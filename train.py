@@ -6,8 +6,10 @@ Each step draws fresh traces; nothing is seen twice. Training walks through a cu
 the earlier stages within `max_steps` ends there. `stage_steps` fixes the steps of every stage
 instead. Where a task knows the best prediction (Batch.best), `advance` is a share of its accuracy.
 
-The learning rates do not decay. The model that is evaluated is the mean of the weights of all steps
-of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or the last ones if no stage is learned.
+At constant rates the weights of a step circle around a solution. There are two ways to its centre,
+and `average` chooses. The rates stay, and the model that is evaluated is the mean of the weights of
+all steps of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or the last ones if no stage
+is learned. Or the rates fall to 0 over the last stage, and the last weights are the model.
 
 The loss is the mean cross-entropy of every next token, plus `reveal_weight` times that of the
 revealed values: most other tokens of a random program cannot be predicted, and are noise.
@@ -71,15 +73,17 @@ class Recipe:
     last_steps: int = 150  # steps of the last stage
     max_steps: int = 1500  # steps before the last stage, at most
     batch: int = 16  # traces per step
+    level: bool = False  # shorter stages have more: as many commands a step as the longest one
 
     # How the weights move.
     optimizer: str = "muon"  # of the matrices inside the model: muon or adamw
     lr: float = 4e-3  # peak learning rate of all other weights
     matrix_lr: float = 0.02  # peak learning rate of those matrices
+    weight_decay: float = 0.01  # a step makes each weight smaller by this share of its rate
     reveal_weight: float = 1.0  # of the extra loss on the revealed values
 
     # What comes out, and what chance decides.
-    average: bool = True  # the result is the mean of the last stage's weights, not the last ones
+    average: bool = True  # of the weights of the last stage; else its rates fall to 0
     seed: int = 0  # of the traces; the weights a model begins with are its maker's
     compile: bool = False  # torch.compile, whose results differ in the last digits
 
@@ -157,18 +161,24 @@ def next_token_loss(model, batch, recipe):
     return loss + recipe.reveal_weight * reveal_loss, metrics
 
 
-def warm_up(recipe, progress):
-    """The share of the peak rates at this step: it rises from 0 to 1, once in a run, and stays."""
-    return min(1.0, (progress.step + 1) / WARMUP)
+def share_of_peak(recipe, progress):
+    """The share of the peak rates at this step: it rises from 0 to 1, once in a run, and stays.
 
-
-def fall_in_last_stage(recipe, progress):
-    """As warm_up; over the last stage the rates fall linearly to 0. Goes with average=False."""
-    left = 1.0
-    if progress.stage == len(recipe.curriculum) - 1:
+    Without a mean of the weights it falls linearly to 0 over the last stage.
+    """
+    share = min(1.0, (progress.step + 1) / WARMUP)
+    if not recipe.average and progress.stage == len(recipe.curriculum) - 1:
         steps = recipe.stage_steps[-1] if recipe.stage_steps else recipe.last_steps
-        left = 1 - progress.stage_step / steps
-    return left * warm_up(recipe, progress)
+        share *= 1 - progress.stage_step / steps
+    return share
+
+
+def traces_per_step(recipe, length):
+    """How many traces of this length a step reads: `batch`, or more of the shorter ones."""
+    if not recipe.level:
+        return recipe.batch
+    longest = max(length for length, _ in recipe.curriculum)
+    return recipe.batch * longest // length
 
 
 def make_optimizers(model, recipe):
@@ -193,10 +203,11 @@ def make_optimizers(model, recipe):
         else:
             others.append(weight)
 
-    adamw = {"betas": (0.9, 0.95), "weight_decay": 0.01}
+    decay = recipe.weight_decay
+    adamw = {"betas": (0.9, 0.95), "weight_decay": decay}
     optimizers = []
     if matrices and recipe.optimizer == "muon":
-        optimizers.append(torch.optim.Muon(matrices, lr=recipe.matrix_lr, weight_decay=0.01))
+        optimizers.append(torch.optim.Muon(matrices, lr=recipe.matrix_lr, weight_decay=decay))
     elif matrices:
         optimizers.append(torch.optim.AdamW(matrices, lr=recipe.matrix_lr, **adamw))
     if others:
@@ -319,7 +330,7 @@ def write_log(folder, log):
 # --- 4. Training ----------------------------------------------------------------------------------
 
 def train(model, task, recipe, folder=None, *, resume=False, description=None,
-          loss_of=next_token_loss, rate_of=warm_up, max_tokens=math.inf, save_every=50,
+          loss_of=next_token_loss, rate_of=share_of_peak, max_tokens=math.inf, save_every=50,
           quiet=False):
     """Train a model on a task as the recipe says.
 
@@ -329,7 +340,7 @@ def train(model, task, recipe, folder=None, *, resume=False, description=None,
     folder: where the run is kept. resume: go on from the folder's last checkpoint, if there is one.
     description: names for config.json, beside the recipe, from which eval.load_run makes the task
         and the model again.
-    loss_of(model, batch, recipe): as next_token_loss. rate_of(recipe, progress): as warm_up.
+    loss_of(model, batch, recipe): as next_token_loss. rate_of(recipe, progress): as share_of_peak.
     max_tokens: the run also ends when so many tokens are read. quiet: prints nothing.
 
     Under torch.distributed each process takes its rows of every batch, and the first one writes.
@@ -399,7 +410,8 @@ def train(model, task, recipe, folder=None, *, resume=False, description=None,
             start = time.perf_counter()
             length, spacing = recipe.curriculum[progress.stage]
             rng = generator(recipe.seed, "train", progress.step)
-            batch = task.training_batch(recipe.batch, length, spacing, rng)
+            traces = traces_per_step(recipe, length)
+            batch = task.training_batch(traces, length, spacing, rng)
             tokens = batch.inputs.size
             if processes > 1:
                 batch = rows_of(batch, rank, processes)
@@ -541,9 +553,13 @@ def make_parser():
     add("--last-steps", type=number(1), help="steps of the last stage (150)")
     add("--max-steps", type=number(1), help="steps before the last stage, at most (1500)")
     add("--batch", type=number(1), help="traces per step (16)")
+    add("--level", action=argparse.BooleanOptionalAction, help="shorter stages have more traces")
+    add("--average", action=argparse.BooleanOptionalAction,
+        help="the mean of the last stage's weights; without it, rates that fall there")
     add("--optimizer", choices=["muon", "adamw"], help="of the hidden matrices (muon)")
     add("--matrix-lr", type=rate, help="its peak learning rate (0.02; falls as 1 / sqrt n from S6)")
     add("--lr", type=rate, help="peak rate of all other weights (0.004; falls as 1 / n from S6)")
+    add("--weight-decay", type=number(0, 100, float), help="of all weights (0.01)")
     add("--reveal-weight", type=number(0, 100, float), help="extra loss on the reveals (1)")
     add("--seed", type=number(0), default=0, help="of the initial weights and of all traces")
     add("--compile", action="store_true", help="torch.compile, which takes a minute")
@@ -620,7 +636,9 @@ def main(argv=None):
 
         # Refuse, before any work, what cannot be trained, evaluated or found.
         lengths = args.test_lengths or getattr(task, "test_lengths", TEST_LENGTHS)
-        try_stages(task, recipe.curriculum, recipe.batch, MOST_TRAINED)
+        for length, spacing in recipe.curriculum:
+            traces = traces_per_step(recipe, length)
+            try_stages(task, [(length, spacing)], traces, MOST_TRAINED)
         try_stages(task, lengths, args.traces)
         first, device = join_processes(choose_device(args.device))
         model = make_model({**description, "seed": args.seed}, task).to(device)

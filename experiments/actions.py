@@ -15,7 +15,7 @@ tracks as well as the linear RNN, or better. The Transformer loses the state soo
 of training, also with each true state restored.
 
     python -m experiments.actions           # the table, from results/actions.jsonl
-    python -m experiments.actions --run     # makes what is missing of it, 90 minutes in all
+    python -m experiments.actions --run     # makes what is missing of it, 75 minutes in all
     python -m experiments.actions --run --arm hybrid --group S3 --seed 3      # 2 minutes
 
 A model is trained on texts of 4 to 16 commands, by next-token prediction. Then it goes on from a
@@ -49,7 +49,7 @@ from data import (Group, ReplTask, draw_commands, generator, next_tokens, number
                   parse, run)
 from experiments import record, records, train_arm
 from models import MODELS, AttentionBlock, DeltaBlock, LanguageModel
-from train import Recipe, fall_in_last_stage
+from train import Recipe
 
 SHORTEST = 4  # commands of a training text
 GIVEN, COMMAND, STATE = 0, 1, 2  # the roles of the tokens
@@ -61,25 +61,21 @@ MODES = {"own": [COMMAND, STATE], "kept": [STATE], "restored": []}  # what is re
 class ActionTask(ReplTask):
     """A listing of all commands, then the session. Accuracy counts commands and states.
 
-    shown: `all` variables after every S commands, or `one` of them, drawn as in ReplTask. A text
-    has T = L (2n + 2) + 5n + L (2n + 3) + q L/S tokens, where q = 2n + 5, or 11 if one is shown.
+    A text has T = L (2n + 2) + 5n + L (2n + 3) + (2n + 5) L/S tokens.
     """
 
-    def __init__(self, group, shown="all"):
+    def __init__(self, group):
         comma_values = [f", {i + 1}" for i in range(group.degree)]
         self.more_symbols = ["(", *comma_values]
         super().__init__(group)
-        self.shown = shown
         self.comma_value_tokens = np.array([self.encode(text)[0] for text in comma_values])
 
     def draw(self, batch, length, spacing, rng):
-        """Random commands [B, L, n], and the variables asked, [B, L/S, n] or [B, L/S]."""
+        """Random commands [B, L, n], and the variables asked: all of them, [B, L/S, n]."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
-        n, places = self.group.degree, (batch, length // spacing)
-        if self.shown == "all":
-            return commands, np.broadcast_to(np.arange(n), (*places, n))
-        return commands, rng.integers(n, size=places)
+        n = self.group.degree
+        return commands, np.broadcast_to(np.arange(n), (batch, length // spacing, n))
 
     def test_batch(self, batch, length, spacing, rng):
         return next_tokens(*self.write(*self.draw(batch, length, spacing, rng)))
@@ -95,8 +91,6 @@ class ActionTask(ReplTask):
 
     def reveal_tokens(self, asked, answers):
         """`>>> a, b, c` and its output `(3, 1, 2)`: -> [..., 2n + 5]."""
-        if self.shown == "one":
-            return super().reveal_tokens(asked, answers)
         first = self.value_tokens[answers[..., 0]]
         later = np.moveaxis(self.comma_value_tokens[answers[..., 1:]], -1, 0)
         return self._line(asked.shape[:-1], ">>> ", *self._names(asked), "\n", "(", first, *later,
@@ -119,10 +113,7 @@ class ActionTask(ReplTask):
         """GIVEN, COMMAND (but its prompt) or STATE (its values), the same in all texts: [T]."""
         n = self.group.degree
         command = [GIVEN] + [COMMAND] * (2 * n + 2)
-        if self.shown == "all":
-            reveal = [GIVEN] * (n + 3) + [STATE] * n + [GIVEN] * 2
-        else:
-            reveal = [GIVEN] * 9 + [STATE, GIVEN]
+        reveal = [GIVEN] * (n + 3) + [STATE] * n + [GIVEN] * 2
         before = [GIVEN] * (length * (2 * n + 2) + 5 * n)  # the listing and the first lines
         return np.array(before + (command * spacing + reveal) * (length // spacing))
 
@@ -188,19 +179,18 @@ MAKE = MODELS | {"hybrid": Hybrid}
 SPACINGS = [1, 2, 4, 8]
 LENGTHS = [8, 16, 32, 64, 128]  # of the evaluation, at the spacing of a run
 
-STUDY = [  # group, arms, variables shown, spacings, millions of tokens; seeds 0 to 2 each
-    ("S3", RATES, "all", [1], 4.0),
-    ("S5", RATES, "all", [1], 12.0),
-    ("S3", ["linrnn"], "all", [2, 4, 8], 4.0),
-    ("S3", ["linrnn"], "one", SPACINGS, 4.0)]
+STUDY = [  # group, arms, spacings, millions of tokens; seeds 0 to 2 each
+    ("S3", RATES, [1], 4.0),
+    ("S5", RATES, [1], 12.0),
+    ("S3", ["linrnn"], [2, 4, 8], 4.0)]
 
 
 def cells_of_study():
     """An arm each: all that distinguishes its runs, but for the seed."""
     cells = []
-    for group, arms, shown, spacings, millions in STUDY:
+    for group, arms, spacings, millions in STUDY:
         for arm, spacing in itertools.product(arms, spacings):
-            cells.append({"arm": arm, "group": group, "shown": shown, "spacing": spacing,
+            cells.append({"arm": arm, "group": group, "shown": "all", "spacing": spacing,
                           "millions": millions})
     return cells
 
@@ -210,9 +200,8 @@ def recipe_for(task, cell):
 
     The last stage has 70% of the tokens, and in it the rates fall to 0. The others share the rest.
     """
-    stages = [(4, 1)]
-    stages += [(8, S) for S in SPACINGS if S <= cell["spacing"]]
-    stages.append((16, cell["spacing"]))
+    rarer = [(8, S) for S in SPACINGS if S <= cell["spacing"]]
+    stages = [(4, 1), *rarer, (16, cell["spacing"])]
 
     steps = []
     for length, S in stages:
@@ -225,10 +214,10 @@ def recipe_for(task, cell):
 
 def run_cell(cell):
     """One arm with one seed on so many tokens, its evaluation in each mode, and their record."""
-    task = ActionTask(Group(cell["group"]), cell["shown"])
+    task = ActionTask(Group(cell["group"]))
     make = MAKE[cell["arm"]]
     made = train_arm("actions", cell, lambda: make(len(task.vocab), **task.model_options), task,
-                     recipe_for(task, cell), rate_of=fall_in_last_stage)
+                     recipe_for(task, cell))
     if made:
         model, summary = made
         results = []
@@ -244,11 +233,11 @@ def show():
     """The records, an arm a line: % right against the number of commands."""
     lengths = "".join(f"{length:>8}" for length in LENGTHS)
     print(f"{'':33}commands, own{'':27}states, kept\n"
-          f"group  read  arm          shown S{lengths}{lengths}")
+          f"group  read  arm                S{lengths}{lengths}")
     for cell in cells_of_study():
         rows = records("actions", **cell)
-        line = (f"{cell['group']:5}{cell['millions']:5.0f}m  {cell['arm']:13}{cell['shown']:6}"
-                f"{cell['spacing']}")
+        line = (f"{cell['group']:5}{cell['millions']:5.0f}m  {cell['arm']:13}"
+                f"{cell['spacing']:7}")
         for mode, what in [("own", "commands"), ("kept", "states")]:
             for length in LENGTHS:
                 place = [*itertools.product(LENGTHS, MODES)].index((length, mode))

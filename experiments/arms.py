@@ -45,12 +45,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from data import Group, ReplTask, WordTask, generator, parse, run
-from eval import evaluate_and_print
+from eval import evaluate, evaluate_and_print
 from experiments import record, records, train_arm
 from models import (LSTM, AttentionBlock, DeltaBlock, LanguageModel, LinRNN, LSTMBlock,
                     Transformer)
 from scan import delta_product
-from train import Recipe
+from train import Recipe, share_of_peak
 
 # --- Mixers beside those of models.py -------------------------------------------------------------
 
@@ -189,10 +189,10 @@ RATES = {  # the optimiser, its rate, and that of the hidden matrices; the LSTM 
     "lstm": ("adamw", 5e-4, 5e-4)}
 
 
-def make_arm(arm, task):
+def make_arm(arm, task, **options):
     """The model of an arm. A bare arm has no local block."""
     width = 1 if arm.endswith("-bare") else task.model_options["conv_width"]
-    return ARMS[arm.removesuffix("-bare")](len(task.vocab), conv_width=width)
+    return ARMS[arm.removesuffix("-bare")](len(task.vocab), conv_width=width, **options)
 
 
 def recipe_of(cell, **options):
@@ -213,12 +213,42 @@ def plan_main(cell):
     return task, lambda: make_arm(cell["arm"], task), recipe_of(cell), lengths
 
 
+# --- eased: a way in that is easier for all arms, and one change at a time ------------------------
+
+# Where each command has a reveal, commands are products of a few exchanges, as rule_for(n) asks for
+# large n; and a stage (4,1) stands between (2,1) and (8,1).
+EASED = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
+CHANGES = {  # what is tried, one at a time: options of the recipe, and of the model
+    "": ({}, {}),
+    "batch 64": ({"batch": 64}, {}),
+    "weight decay 0.1": ({"weight_decay": 0.1}, {}),
+    "rates fall to 0": ({}, {}),
+    "width 96": ({}, {"d_model": 96}),
+    "more layers": ({}, {"layers": 2})}  # the Transformer has two anyway, and gets four
+
+
+def plan_eased(cell):
+    """As plan_main, by the easier way in. The tests show uniform commands."""
+    task = ReplTask(Group("S5"), sparse=True)
+    of_recipe, of_model = CHANGES[cell["change"]]
+    if cell["change"] == "more layers" and cell["arm"] == "transformer":
+        of_model = {"layers": 4}
+    recipe = recipe_of(cell, curriculum=EASED, **of_recipe)
+    return task, lambda: make_arm(cell["arm"], task, **of_model), recipe, [*EASED, (128, 16)]
+
+
+def fall_with_tokens(cell):
+    """A schedule for train: the rates fall linearly to 0 while the tokens of the cell are read."""
+    most = 1e6 * cell["millions"]
+    return lambda recipe, progress: share_of_peak(recipe, progress) * (1 - progress.tokens / most)
+
+
 def plan_rates(cell):
-    """Full commands of S5 until the stage (2,1) is passed: one step of (8,1) ends the run."""
-    task = ReplTask(Group("S5"))
+    """The easier way in until the stage (2,1) is passed: one step of (4,1) ends the run."""
+    task = ReplTask(Group("S5"), sparse=True)
     matrix_lr = cell["lr"] * (5 if cell["optimizer"] == "muon" else 1)
     recipe = Recipe(optimizer=cell["optimizer"], lr=cell["lr"], matrix_lr=matrix_lr,
-                    curriculum=[(2, 1), (8, 1)], last_steps=1, max_steps=10**6, seed=cell["seed"])
+                    curriculum=EASED[:2], last_steps=1, max_steps=10**6, seed=cell["seed"])
     return task, lambda: make_arm(cell["arm"], task), recipe, []
 
 
@@ -335,17 +365,21 @@ def through(rows):
 
 
 def right(i):
-    """The accuracy at the i-th length of the evaluation, in percent."""
-    return lambda rows: span([100 * row["results"][i]["all"] for row in rows])
+    """The accuracy at the i-th length of the evaluation, in percent, on all its test streams."""
+    def text(rows):
+        values = []
+        for row in rows:
+            for results in [row["results"], *row.get("more_results", [])]:
+                values.append(100 * results[i]["all"])
+        return span(values)
+
+    return text
 
 
 def passed(rows):
-    """Million tokens until the stage of the grid was passed, or the share right when they ended."""
-    if not rows:
-        return ""
-    if rows[0]["finished"]:
-        return f"{rows[0]['tokens'] / 1e6:.2f}"
-    return f"{np.mean([share for _, _, share in rows[0]['curve'][-10:]]):.0%}"
+    """Seeds that passed the stage of the grid, and the million tokens that they took."""
+    tokens = [row["tokens"] / 1e6 for row in rows if row["finished"]]
+    return f"{len(tokens)}: {span(tokens, 2)}" if tokens else "0"
 
 
 def print_table(title, keys, texts, rows, by=None):
@@ -379,9 +413,20 @@ def show_main(rows):
                 ["group", "commands", "arm", "millions"], texts, rows)
 
 
+def show_eased(rows):
+    texts = {"through": through,
+             "stage": lambda rows: span([row["stage_reached"] for row in rows], 0),
+             "tokens read": lambda rows: span([row["tokens"] / 1e6 for row in rows]),
+             "minutes": lambda rows: span([row["minutes"] for row in rows])}
+    for i, length in enumerate([*EASED, (128, 16)]):
+        texts[f"({length[0]},{length[1]})"] = right(i)
+    print_table("The same by the easier way in, which has six stages; and one change at a time",
+                ["arm", "change", "millions"], texts, rows)
+
+
 def show_rates(rows):
-    print_table("Million tokens until (2,1) of S5 is passed, by rate; else the reveals right at "
-                "the end", ["arm", "optimizer"], {"": passed}, rows, by="lr")
+    print_table("Seeds of three that pass (2,1) of S5 by the easier way in, and their million "
+                "tokens, by rate", ["arm", "optimizer"], {"": passed}, rows, by="lr")
 
 
 def show_spacing(rows):
@@ -423,6 +468,12 @@ def traces(group, commands, arms, millions, seeds=3, **more):
                 seed=range(seeds))
 
 
+def rate_grid(optimizer, rates):
+    """The cells of one optimiser in the grid of rates."""
+    return grid(arm=[*RATES], optimizer=[optimizer], lr=rates, millions=[6],
+                seed=[100, 101, 102])
+
+
 class Study(NamedTuple):
     """results/NAME.jsonl holds a row for each cell; a cell is what distinguishes a run."""
     name: str
@@ -446,11 +497,12 @@ STUDIES = {
         *traces("S3", "swap", ["transformer", "lstm"], 12),
         *traces("S3", "full", ["gated", "gated-beta1"], 4),
         *traces("S5", "full", ["gated", "gated-beta1"], 4)]),
-    "rates": Study("arms_rates", plan_rates, show_rates, [
-        *grid(arm=[*RATES], optimizer=["adamw"], lr=[2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3],
-              millions=[6], seed=[100]),
-        *grid(arm=[*RATES], optimizer=["muon"], lr=[5e-4, 1e-3, 2e-3, 4e-3, 8e-3],
-              millions=[6], seed=[100])]),
+    "eased": Study("arms_eased", plan_eased, show_eased, [
+        *grid(arm=[*RATES], change=[""], millions=[15], seed=range(10, 15)),
+        *grid(arm=["transformer", "lstm", "linrnn-beta1"], change=[*CHANGES], millions=[6],
+              seed=[100])]),
+    "rates": Study("arms_rates", plan_rates, show_rates,
+                   rate_grid("adamw", [1e-3, 2e-3, 4e-3]) + rate_grid("muon", [5e-4, 1e-3, 2e-3])),
     "spacing": Study("arms_spacing", plan_spacing, show_spacing, [
         *traces("S5", "full", ["linrnn"], 4, **SPACINGS),
         *traces("S3", "full", [*LINEAR, "transformer"], 3, **SPACINGS),
@@ -473,12 +525,17 @@ def make_missing(study):
     for cell in study.cells:
         task, make_model, recipe, lengths = study.plan(cell)
         max_tokens = 1e6 * cell.get("millions", math.inf)
-        made = train_arm(study.name, cell, make_model, task, recipe, max_tokens=max_tokens)
+        falls = cell.get("change") == "rates fall to 0"
+        made = train_arm(study.name, cell, make_model, task, recipe, max_tokens=max_tokens,
+                         rate_of=fall_with_tokens(cell) if falls else share_of_peak)
         if made is None:
             continue
 
+        # Three streams of test traces, of which the first is that of all other records.
         model, summary = made
         row = cell | summary | {"results": evaluate_and_print(model, task, lengths)}
+        row["more_results"] = [[evaluate(model, task, *length, seed=stream) for length in lengths]
+                               for stream in (1, 2)]
         if COUNTING.items() <= cell.items():
             row["count"] = count(model, task)
         record(study.name, row)

@@ -12,11 +12,10 @@ numbers underflow, after 149 halvings in float32. That is a limit of number form
 linearity: a rescaled scan, as linear and as parallel, carries 100,000 steps. A matrix of n x n
 marginals is no belief in exact arithmetic either: on S5 it is up to 0.28 nats from the filter.
 
-    python -m experiments.beliefs show
-    python -m experiments.beliefs linear          # underflow, and what marginals lose (15 seconds)
-    python -m experiments.beliefs linear --group S5 --lengths 256:2,256:4,256:8      # (30 seconds)
-    python -m experiments.beliefs train --group S3 --commands swap --uncertain 0.25
-    python -m experiments.beliefs eval RUN        # eval.py, which does not know these traces itself
+    python -m experiments.beliefs show                    # a trace, and the filter at each reveal
+    python -m experiments.beliefs linear --group S5       # how linear ones end (15 seconds)
+    python -m experiments.beliefs train --commands swap   # train.py, on these traces of S3
+    python -m experiments.beliefs eval RUN                # eval.py, which does not know them itself
 
 Conventions: a matrix multiplies on the left, and time runs from left to right.
 Symbols: Q states, T symbols of a trace, n variables, B traces, L commands, S commands per reveal.
@@ -29,20 +28,19 @@ Next: adversary.py, where models are trained on these traces.
 
 import argparse
 import math
+import os
 import sys
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import eval as evaluation
 import numpy as np
 import torch
 import torch.nn.functional as F
+import train as training
 
 from data import (COMMANDS, TASKS, Group, ReplTask, UserError, draw_commands, generator,
-                  next_tokens, number, one_line_errors, parse, run, stages, try_stages)
-from models import MODELS, choose_device, options_of
-from train import Recipe, train
+                  next_tokens, number, one_line_errors, parse, run)
 
 COINS = [0.25, 0.5, 0.75]  # the probabilities that an uncertain command may show
 MAX_STATES = 120  # of the exact filter: S5. S6 would have 720, and 36 times the work at each step
@@ -87,7 +85,7 @@ class PFSA:
         """The exact belief ahead of each symbol, and the log of each symbol's evidence, |Z b|_1.
 
         Shapes: symbols [B, T] -> beliefs [B, T, Q], log-evidence [B, T], both float64.
-        Raises: ValueError at the first reveal that the symbols before it make impossible.
+        Raises: ValueError at a reveal that the symbols before it make impossible.
         """
         batch, length = symbols.shape
         beliefs = np.empty((batch, length, len(self.start)))
@@ -98,10 +96,8 @@ class PFSA:
             beliefs[:, t] = belief
             with np.errstate(invalid="ignore"):  # 0 / 0 is refused in the next lines
                 evidence[:, t], belief = self.step(belief, symbols[:, t])
-            if (evidence[:, t] == 0).any():
-                trace = (evidence[:, t] == 0).argmax()
-                raise ValueError(f"impossible reveal at step {t} of trace {trace}: symbol "
-                                 f"{symbols[trace, t]} fits no state that those before it allow")
+            if not evidence[:, t].all():
+                raise ValueError(f"symbol {t} of a trace fits no state that those before it allow")
         return beliefs, np.log(evidence)
 
 
@@ -481,33 +477,28 @@ def print_rescaled():
 
 # --- 6. The command line --------------------------------------------------------------------------
 
-def parser_of(part):
-    """A parser of the options that the parts share."""
+def read_options(part, argv):
+    """The options of `show` and `linear`, and the task that they describe."""
     parser = argparse.ArgumentParser(prog=f"python -m experiments.beliefs {part}")
-    parser.add_argument("--group", default="S3",
-                        help="S<n>, A<n>, Z<n>, D<n> or a product, of at most 120 states")
-    parser.add_argument("--commands", default="full", choices=COMMANDS)
-    parser.add_argument("--uncertain", type=float, default=0.25, metavar="P",
-                        help="share of the commands behind a coin, 0 to 1")
-    parser.add_argument("--seed", type=number(0), default=0, help="of all that is random")
-    return parser
-
-
-def task_of(args):
-    return CoinTask(Group(args.group), args.commands, args.uncertain)
+    add = parser.add_argument
+    add("--group", default="S3",
+        help="S<n>, A<n>, Z<n>, D<n> or a product, of at most 120 states")
+    add("--commands", default="full", choices=COMMANDS)
+    add("--uncertain", type=float, default=0.25, metavar="P",
+        help="share of the commands behind a coin, 0 to 1")
+    add("--seed", type=number(0), default=0, help="of all that is random")
+    args = parse(parser, argv)
+    with one_line_errors(parser):
+        return args, CoinTask(Group(args.group), args.commands, args.uncertain)
 
 
 def show(argv):
     """A trace of four commands, and what the filter expects at each reveal."""
-    parser = parser_of("show")
-    parser.set_defaults(uncertain=0.5)
-    args = parse(parser, argv)
-    with one_line_errors(parser):
-        task = task_of(args)
-        program = task.draw(1, 4, 2, generator(args.seed, "valid"))
-
+    args, task = read_options("show", argv)
+    program = task.draw(1, 4, 2, generator(args.seed, "valid"))
     tokens, _ = task.write_program(program)
     expected = iter(task.best_predictions(program)[0])
+
     for line in task.decode(tokens[0]).splitlines():
         print(line)
         if "print" in line:
@@ -517,56 +508,23 @@ def show(argv):
 
 def linear(argv):
     """How both linear representations end: by underflow, or by what marginals do not say."""
-    parser = parser_of("linear")
-    parser.add_argument("--lengths", type=stages, default=[(16, 4), (64, 4), (256, 4)],
-                        help="LENGTH:SPACING,...")
-    parser.add_argument("--traces", type=number(1, 10**5), default=32, help="of each length")
-    args = parse(parser, argv)
-    with one_line_errors(parser):
-        task = task_of(args)
-        try_stages(task, args.lengths, args.traces)
-
+    args, task = read_options("linear", argv)
     print_underflow()
     print_rescaled()
     print(f"\nWhat marginals lose in float64 on {args.group}, commands {args.commands}, share "
           f"{args.uncertain} behind a coin: KL from the filter")
-    for row in measure_marginals(task, args.lengths, args.traces, args.seed):
+    for row in measure_marginals(task, task.test_lengths, seed=args.seed):
         print(f"({row['length']},{row['spacing']})  {row['kl_marginal']:.6f} nats")
 
 
-def train_run(argv):
-    """Train a model on uncertain programs, and evaluate it against the filter."""
-    parser = parser_of("train")
-    add = parser.add_argument
-    add("--model", default="linrnn", choices=MODELS)
-    add("--curriculum", type=stages, default=Recipe().curriculum, help="LENGTH:SPACING,...")
-    add("--max-steps", type=number(1), default=1500, help="steps before the last stage, at most")
-    add("--last-steps", type=number(1), default=150, help="steps of the last stage")
-    add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--out", help="run folder (default: below runs/beliefs); a run in it is gone on with")
-    args = parse(parser, argv)
-
-    with one_line_errors(parser):
-        device = choose_device(args.device)
-        task = task_of(args)
-        recipe = Recipe(curriculum=args.curriculum, max_steps=args.max_steps,
-                        last_steps=args.last_steps, seed=args.seed, **task.recipe_options)
-        try_stages(task, recipe.curriculum, recipe.batch, 2**16)
-
-        # What load_run needs to make the task and the model again.
-        options = options_of(MODELS[args.model]) | task.model_options
-        description = {"format": "coins", "group": args.group, "commands": args.commands,
-                       "uncertain": args.uncertain, "model": args.model, "options": options}
-        model = evaluation.make_model({**description, "seed": args.seed}, task).to(device)
-
-        name = f"{args.model}-{args.group}-{args.commands}-{args.uncertain}-seed{args.seed}"
-        folder = Path(args.out or f"runs/beliefs/{name}")
-        model, _ = train(model, task, recipe, folder, resume=True, description=description)
-
-    evaluation.evaluate_and_print(model, task, task.test_lengths)
+def train(argv):
+    """train.py with all its options; a quarter of the commands stands behind a coin."""
+    # train.py records its command. With this file as a plugin the command can be repeated as it is.
+    plugin = os.path.relpath(__file__)
+    training.main(["--plugin", plugin, "--format", "coins", "--group", "S3", *argv])
 
 
-PARTS = {"show": show, "linear": linear, "train": train_run, "eval": evaluation.main}
+PARTS = {"show": show, "linear": linear, "train": train, "eval": evaluation.main}
 
 
 def main(argv=None):

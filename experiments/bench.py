@@ -1,7 +1,6 @@
 """How fast is the chunked scan, and what is the most that a chunked form could gain?
 
     python -m experiments.bench --batch 32 --lengths 1024 --rounds 9
-    python -m experiments.bench --steps       # a step of train.py, eager against --compile
 
 Read the ratios, not the milliseconds: all forms are timed in turns, in one run. `slower` is the
 time of a form, forward and backward, against C=32, which is scan.delta_rule_chunked; `times_bound`
@@ -11,8 +10,7 @@ Finding (results/bench.jsonl, float32, two cores, forward and backward). With B 
 T = 1,024 and K = V = 32 the loop takes 2.9 times as long as the chunked scan, the textbook form 2.2
 times, torch's own backward 1.2 times. The chunked scan stands at 2.0 times its bound and the loop
 at 5.9, so no chunked form could be six times as fast as the loop there; with B = 4, where the loop
-is overhead, it takes 12 times as long. A compiled step of training takes 0.85 to 0.90 of its time,
-after 39 seconds of compiling for all five stages.
+is overhead, it takes 12 times as long.
 
 Source: the textbook form follows the pseudo-code of Yang et al. 2024 (arXiv 2406.06484).
 
@@ -28,15 +26,13 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from data import Group, ReplTask, UserError, number, one_line_errors, parse, run
+from data import number, one_line_errors, parse, run
 from experiments import record
-from models import LinRNN, choose_device
+from models import choose_device
 from scan import (check_inputs, chunked_forward, delta_rule_chunked, delta_rule_recurrent,
                   in_chunks, solve_unit_triangle)
-from train import Recipe, train
 
 H, K, C = 4, 32, 32  # heads, their width, tokens in a chunk
-MAX_NUMBERS = 2**30  # of all states, which the loop keeps: 4 GiB
 
 
 # --- The forms ------------------------------------------------------------------------------------
@@ -119,33 +115,6 @@ def bench(B, T, rounds, device):
     return rows
 
 
-def bench_steps(rounds, device):
-    """A row for each stage of the default recipe: milliseconds of a step, as it is and compiled.
-
-    Ten steps of each in turns. The first ten, which are compiled, take so many seconds longer.
-    """
-    task = ReplTask(Group("S5"))
-    models = {}
-    for name in ("eager", "compiled"):
-        torch.manual_seed(0)
-        models[name] = LinRNN(len(task.vocab), **task.model_options).to(device)
-    models["compiled"].compile()
-
-    rows = []
-    for length, spacing in Recipe().curriculum:
-        recipe = Recipe(curriculum=[(length, spacing)], stage_steps=[10])
-        seconds = {name: [] for name in models}
-        for name in [*models] * (1 + rounds):
-            _, log = train(models[name], task, recipe, quiet=True)
-            seconds[name].append(log[-1]["seconds"])
-        eager, compiled = (statistics.median(times[1:]) for times in seconds.values())
-        rows.append({"length": length, "spacing": spacing, "eager": 100 * eager,
-                     "compiled": 100 * compiled, "ratio": compiled / eager,
-                     "compiling": seconds["compiled"][0] - compiled,
-                     "model": "linrnn", "group": "S5", "device": device})
-    return rows
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.bench",
                                      description=__doc__.split("\n")[0])
@@ -154,30 +123,19 @@ def main(argv=None):
     add("--lengths", type=number(1, 2**20), nargs="+", default=[128, 1024], help="T ...")
     add("--rounds", type=number(1, 10**4), default=5, help="medians of so many calls")
     add("--device", default="cpu", help="cpu, cuda")
-    add("--steps", action="store_true", help="steps of train.py instead, eager and compiled")
     add("--record", action="store_true", help="append the rows to results/bench.jsonl")
     args = parse(parser, argv)
     with one_line_errors(parser):
-        size = args.batch * H * K * K * max(args.lengths)
-        if size > MAX_NUMBERS:
-            raise UserError(f"the states of the loop would be {size:,} numbers; at most "
-                            f"{MAX_NUMBERS:,} are measured")
         device = choose_device(args.device)
 
     torch.manual_seed(0)
     print(f"{device}, {torch.get_num_threads()} threads; medians in milliseconds")
-    if args.steps:
-        rows = bench_steps(args.rounds, device)
-    else:
-        rows = []
-        for T in args.lengths:
-            rows += bench(args.batch, T, args.rounds, device)
-
-    for row in rows:
-        print(*[f"{key} {value:<7.3g}" if isinstance(value, float) else f"{key} {value:<8}"
-                for key, value in row.items()])
-        if args.record:
-            record("bench", row)
+    for T in args.lengths:
+        for row in bench(args.batch, T, args.rounds, device):
+            print(*[f"{key} {value:<7.3g}" if isinstance(value, float) else f"{key} {value:<8}"
+                    for key, value in row.items()])
+            if args.record:
+                record("bench", row)
 
 
 if __name__ == "__main__":

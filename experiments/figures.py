@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import pyplot
-from matplotlib.lines import Line2D
 
 from data import one_line_errors, parse, run
 from eval import load_run
@@ -58,12 +57,13 @@ def draw(axes, found, chance=None, trained=None, named=True):
 
     found: {name: (x, rows, colour)}. A name moves up where it would touch the one below.
     chance, trained: a height and an x that are marked, or None.
+    named: if not, the names are left to a legend.
     """
     ends = {}
     for name, (x, rows, colour) in found.items():
         median = np.median(rows, 0)
         axes.plot(x, np.transpose(rows), color=colour, linewidth=0.7, alpha=0.6)
-        axes.plot(x, median, color=colour, linewidth=2.5)
+        axes.plot(x, median, color=colour, linewidth=2.5, label=name)
         if named:
             ends[name] = (median[-1], colour)
     if chance is not None:
@@ -81,6 +81,11 @@ def draw(axes, found, chance=None, trained=None, named=True):
     for name, (height, colour) in sorted(ends.items(), key=lambda end: end[1][0]):
         lowest = max(lowest + gap, to_axes.transform((1, height))[1])
         axes.text(1.02, lowest, name, color=colour, transform=axes.transAxes, va="center")
+
+
+def dot(axes, x, y, marker, colour):
+    """One run, or one test of it. Marks are open, so that those below can be seen."""
+    axes.plot(x, y, marker, color=colour, fillstyle="none")
 
 
 def count(rows, test):
@@ -105,23 +110,20 @@ def tracking():
     """Accuracy by the commands read, in traces of (16,2) on the left and of (128,16) on the right.
     """
     rows = main_rows()
-    short, long = {}, {}
-    for arm in arms.RATES:
-        mine = arms.where(rows, {"arm": arm})
-        by_16 = [at(row, 16)["by_position"] for row in mine]
-        by_128 = [at(row, 128)["by_position"] for row in mine]
-        short[NAMES[arm]] = range(2, 17, 2), by_16, COLOURS[arm]
-        long[NAMES[arm]] = range(16, 129, 16), by_128, COLOURS[arm]
-
-    linear = arms.where(rows, {"arm": "linrnn"})
-    solved = count(linear, lambda row: at(row, 128)["all"] > 0.99)
+    solved = count(arms.where(rows, {"arm": "linrnn"}), lambda row: at(row, 128)["all"] > 0.99)
     figure, ((left, right),) = canvas("With β ≤ 2 the linear RNN tracks S5 to 128 commands "
                                       f"({solved} seeds);\nno other arm does, with five times the "
                                       "tokens", 1, 2, (9, 3.9), sharey=True)
+    found = {16: {}, 128: {}}
+    for length, arm in itertools.product(found, arms.RATES):
+        shares = [at(row, length)["by_position"] for row in arms.where(rows, {"arm": arm})]
+        reads = range(length // 8, length + 1, length // 8)
+        found[length][NAMES[arm]] = reads, shares, COLOURS[arm]
+
     left.set(ylim=(0, 1.02), ylabel="reveals right", xlabel="commands read, traces of (16,2)")
     right.set_xlabel("commands read, traces of (128,16)")
-    draw(left, short, 0.2, named=False)
-    draw(right, long, 0.2, trained=64)
+    draw(left, found[16], 0.2, named=False)
+    draw(right, found[128], 0.2, trained=64)
     ticks_at(left, [2, 4, 8, 16])
     ticks_at(right, [16, 32, 64, 128])
     return figure
@@ -160,9 +162,9 @@ def spacing():
     for axes, (group, arm) in zip(panels, panels_of):
         for row in arms.where(rows, {"group": group, "arm": arm}):
             shift, marker = (0.15, "x") if row["first"] else (-0.15, "o")
-            axes.plot(np.log2(row["spacing"]) + shift, row["tokens"] / 1e6,
-                      marker if row["finished"] else "_", color=COLOURS[arm], fillstyle="none")
-        name = NAMES[arm].replace(", ", ",\n") + ("" if "," in NAMES[arm] else "\n")
+            dot(axes, np.log2(row["spacing"]) + shift, row["tokens"] / 1e6,
+                marker if row["finished"] else "_", COLOURS[arm])
+        name = NAMES[arm].replace(", ", ",\n")
         axes.set(xticks=range(4), xticklabels=[1, 2, 4, 8], yscale="log", ylim=(0.2, 16),
                  title=f"{group}\n{name}")
         axes.set_yticks([0.25, 0.5, 1, 2, 4, 8], ["¼", "½", "1", "2", "4", "8"])
@@ -239,8 +241,7 @@ def ladder():
     for axes, group in zip(panels, ("S2", "S3", "A5")):
         for row in arms.where(rows, {"group": group}):
             for result, marker, colour in zip(row["results"], "ox", [BLUE, RED]):
-                axes.plot(result["all"], rungs.index(row["arm"]), marker, color=colour,
-                          fillstyle="none", markersize=8)
+                dot(axes, result["all"], rungs.index(row["arm"]), marker, colour)
         axes.axvline(result["chance"], color=GREY, linestyle="--", linewidth=0.9)
         axes.set(title=group, xlim=(0, 1.04), yticks=range(len(rungs)), yticklabels=names)
     figure.supxlabel("labels right at   o  64,   x  256 tokens; trained to 64; dashed: chance")
@@ -260,11 +261,9 @@ def unseen():
                                "errors add up", 1, 2, (9.5, 4.2), sharey=True)
     for row in rows:
         pairs = row["exhaustive"]
-        panels[0].plot(row["seen"], pairs["unseen_right"] / pairs["unseen"], "o", color=BLUE,
-                       fillstyle="none", markersize=8)
+        dot(panels[0], row["seen"], pairs["unseen_right"] / pairs["unseen"], "o", BLUE)
         for length, marker, colour in LENGTH_MARKS:
-            panels[1].plot(row["seen"], at(row, length)["all"], marker, color=colour,
-                           fillstyle="none", markersize=8)
+            dot(panels[1], row["seen"], at(row, length)["all"], marker, colour)
     panels[1].axhline(0.2, color=GREY, linestyle="--", linewidth=0.9)
     for axes in panels:
         axes.set(ylim=(0, 1.04), xlabel="commands seen in training, of 120")
@@ -310,8 +309,6 @@ def snapping(rows):
         seeds = [dict(sorted(seed.items())) for seed in rare[group].values()]
         found[group] = [*seeds[0]], [[*seed.values()] for seed in seeds], colour
     draw(panels[1], found, named=False)
-    for group, (_, _, colour) in found.items():
-        panels[1].plot([], [], color=colour, label=group)
     panels[1].legend(frameon=False, loc="lower left")
     panels[1].set(xlabel="commands from snap to snap",
                   ylabel="traces of 2,048 commands without an error")
@@ -332,42 +329,44 @@ def cycles():
     Left out are kinds with fewer than three seeds of the linear RNN, and a longest run of 1.
     """
     rows = records("adversary", **adversary.USUAL)
-    kinds, linear = [], []
-    for kind, longest in itertools.product(["honest", "forced", "half"], [4, 16, 32, 64]):
+    kinds = {}  # {(repetitions, longest run): its rows}
+    kept = {"honest": [], "forced": [], "half": []}  # the linear RNNs that are counted
+    for kind, longest in itertools.product(kept, [4, 16, 32, 64]):
         mine = arms.where(rows, {"repetitions": kind, "cycles": longest})
-        seeds = arms.where(mine, {"arm": "linrnn"})
-        if len(seeds) >= 3:
-            kinds.append((kind, longest, mine))
-            linear += seeds
+        linear = arms.where(mine, {"arm": "linrnn"})
+        if len(linear) >= 3:
+            kinds[kind, longest] = mine
+            kept[kind] += linear
 
-    kept = {}
-    for kind in ("honest", "forced", "half"):
-        kept[kind] = count(arms.where(linear, {"repetitions": kind}), keeps)
-    wide = 2 if len(kinds) == 4 else 3
-    tall = -(-len(kinds) // wide)
+    # A panel for each kind, three in a row.
+    counts = [count(linear, keeps) for linear in kept.values()]
+    tall = -(-len(kinds) // 3)
     figure, panels = canvas("The linear RNN (β ≤ 2) keeps the belief to cycle 64 after honest "
-                            f"repetitions on {kept['honest']} seeds,\nafter forced ones on "
-                            f"{kept['forced']}, and after half of each on {kept['half']}",
-                            tall, wide, (9.5, 1.3 + 3.1 * tall), sharey=True)
-    for axes, (kind, longest, mine) in zip(panels.flat, kinds):
+                            f"repetitions on {counts[0]} seeds,\nafter forced ones on "
+                            f"{counts[1]}, and after half of each on {counts[2]}",
+                            tall, 3, (9.5, 1.3 + 3.1 * tall), sharey=True)
+    lines = {}
+    for axes, ((kind, longest), mine) in zip(panels.flat, kinds.items()):
+        found = {}
         for arm in adversary.ARMS:
-            found = [row["results"]["adversarial"][0] for row in arms.where(mine, {"arm": arm})]
-            if found:
-                kl = [result["kl_by_position"][1:65] for result in found]
-                draw(axes, {arm: (range(1, 65), kl, COLOURS[arm])}, named=False)
-        name = {"honest": "honest,", "forced": "forced, up to", "half": "half of each, up to"}[kind]
-        axes.set_title(f"{name} {longest} cycles", fontsize=11)
+            tests = [row["results"]["adversarial"][0] for row in arms.where(mine, {"arm": arm})]
+            if tests:
+                kl = [test["kl_by_position"][1:65] for test in tests]
+                found[NAMES[arm]] = range(1, 65), kl, COLOURS[arm]
+        draw(axes, found, named=False)
+        axes.axvline(longest, color=GREY, linestyle=":", label="most cycles in training")
+        words = {"honest": "honest,", "forced": "forced, up to", "half": "half of each, up to"}
+        axes.set_title(f"{words[kind]} {longest} cycles", fontsize=11)
         axes.set(yscale="log", ylim=(5e-4, 4), xlabel="cycles of the adversary")
-        axes.axvline(longest, color=GREY, linestyle=":")
         ticks_at(axes, [1, 4, 16, 64])
+        handles, names = axes.get_legend_handles_labels()
+        lines.update(zip(names, handles))
+
     for axes in panels.flat[len(kinds):]:
         axes.set_visible(False)
-
     for axes in panels[:, 0]:
         axes.set_ylabel("KL(filter, model) in nats")
-    handles = [Line2D([], [], color=COLOURS[arm], label=NAMES[arm]) for arm in adversary.ARMS]
-    handles.append(Line2D([], [], color=GREY, linestyle=":", label="most cycles in training"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
@@ -375,35 +374,31 @@ def cycles():
 
 def sizes():
     """Tokens of the whole training, and reveals right, by the number of variables."""
-    rows = records("scale", without="none")
-    full = arms.where(rows, {"commands": "full", "model": "linrnn"})
+    rows = records("scale", without="none", model="linrnn")
+    full = arms.where(rows, {"commands": "full"})
     tokens = {}
-    for n in (5, 26):
-        mine = arms.where(full, {"group": f"S{n}"})
-        tokens[n] = np.mean([row["tokens"] for row in mine])
+    for group in ("S5", "S26"):
+        tokens[group] = np.mean([row["tokens"] for row in arms.where(full, {"group": group})])
     largest = arms.where(full, {"group": "S26"})
     short = count(largest, lambda row: at(row, 64)["all"] >= scale.SOLVED)
-    figure, (panels,) = canvas(f"S26 takes {tokens[26] / tokens[5]:.1f} times the tokens of S5; "
-                               f"of its runs {short} have 99.5% right at (64,8)\n"
+    figure, (panels,) = canvas(f"S26 takes {tokens['S26'] / tokens['S5']:.1f} times the tokens of "
+                               f"S5; of its runs {short} have 99.5% right at (64,8)\n"
                                f"and {count(largest, scale.is_solved)} at (128,16)",
                                1, 2, (9.5, 4.4))
 
     for row in rows:
         n = int(row["group"][1:])
-        if row["model"] != "linrnn":
-            panels[1].plot(n, at(row, 64)["all"], "s", color=COLOURS[row["model"]])
-        elif row["commands"] == "swap":
-            panels[0].plot(n, row["tokens"] / 1e6, "x", color=SKY)
+        if row["commands"] == "swap":
+            dot(panels[0], n, row["tokens"] / 1e6, "x", SKY)
         else:
-            panels[0].plot(n, row["tokens"] / 1e6, "o", color=BLUE, fillstyle="none")
+            dot(panels[0], n, row["tokens"] / 1e6, "o", BLUE)
             for length, marker, colour in LENGTH_MARKS:
-                panels[1].plot(n, at(row, length)["all"], marker, color=colour, fillstyle="none")
+                dot(panels[1], n, at(row, length)["all"], marker, colour)
 
     panels[0].set(yscale="log", ylabel="million tokens until the curriculum is through",
                   xlabel="variables, n:   o  full commands,   x  swaps")
     panels[0].set_yticks([2, 5, 10, 20], ["2", "5", "10", "20"])
     panels[1].plot(range(3, 27), [1 / n for n in range(3, 27)], "--", color=GREY, linewidth=0.9)
-    panels[1].text(3, 0.45, "squares: Transformer, LSTM, 64 commands")
     panels[1].set(ylim=(0, 1.03), ylabel="reveals right, full commands",
                   xlabel="n:   o  64,   x  128,   +  256 commands;   dashed: chance")
     for axes in panels:
@@ -452,9 +447,8 @@ def told():
         mine.sort(key=lambda row: (supervision.ARMS.index(row["arm"]), row[what]), reverse=True)
         for row in mine:
             colour = BLUE if row["arm"] in heads else ORANGE
-            marker = "o" if row["solved"] else "x"
-            axes.plot(row["solved"] or row["budget"], f"{row['arm']}, {row[what]}", marker,
-                      color=colour, fillstyle="none")
+            dot(axes, row["solved"] or row["budget"], f"{row['arm']}, {row[what]}",
+                "o" if row["solved"] else "x", colour)
         axes.set(xscale="log", xlim=(500, 1.2e5), title=f"{task}: arm, {what}")
     figure.supxlabel("programs read:   o  until solved,   x  all of the budget, not solved;   "
                      "blue: told the state")

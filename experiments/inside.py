@@ -5,8 +5,8 @@ all five right-hand names of a command, and only this head needs its reflections
 [0, 1] 19 to 26% of the reveals are right at (64,2), where chance is 20%, and that of another head
 costs nothing. Its keys are not in general those of the swap machine that scan.py builds by hand:
 the inner products of the keys correlate by .90, .64, .50, .53 and .79. What the head holds is a
-linear image of the permutation: a linear map reads it off all of 64 states at 64 commands, off 97
-to 100% of them at 256, and off 0 to 31% at 512, where the state has drifted.
+linear image of the permutation: a linear map reads it off all of 64 states at 64 commands, off 98
+to 100% of them at 256, and off 0 to 36% at 512, where the state has drifted.
 
 A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and in
 the state that model.stream returns. With one layer behind the local block the entry is 1.
@@ -34,10 +34,6 @@ from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, excha
                   swap_machine_keys)
 
 
-class Untracked(UserError):
-    """The heads do not hold a state of the group: the model has not learned it."""
-
-
 def load_repl_run(folder, device="cpu"):
     """load_run, for a run on REPL traces. Raises: UserError for a run of any other format."""
     checkpoint, task, model = load_run(folder, device)
@@ -46,6 +42,14 @@ def load_repl_run(folder, device="cpu"):
         raise UserError("this chapter looks for the finitely many states of REPL traces; the run "
                         f"in {folder} was trained on the format {name}")
     return checkpoint, task, model
+
+
+def traces_of_commands(model, task, traces, length, rng):
+    """Random traces without a reveal: tokens [B, T], on the model's device; commands [B, L, n]."""
+    commands = draw_commands(task.group, task.commands, (traces, length), rng)
+    start = np.tile(task.start_tokens(), (traces, 1))
+    lines = task.command_tokens(commands).reshape(traces, -1)
+    return torch.from_numpy(np.hstack([start, lines])).to(device_of(model)), commands
 
 
 # --- Which head tracks ----------------------------------------------------------------------------
@@ -80,13 +84,12 @@ def tracking_heads(model, task):
     count is 0 for a head that forgets, where P = 0, and for one that merely remembers, whose P is
     the same for all traces. A group that moves anything moves a direction or more.
     """
-    tokens, _ = task.sample(64, 32, 32, generator(0, "valid", 32, 32))
-    # Neither the lines `>>> a = 1` nor the reveal at the end: they may overwrite the state.
-    whole = slice(len(task.start_tokens()), settled_ends(task, 32, 32)[-1])
+    tokens, _ = traces_of_commands(model, task, 64, 32, generator(0, "valid", 32, 32))
+    begin = len(task.start_tokens())  # the lines `>>> a = 1` write into the state
 
     found = []
-    for entry, inputs in scan_inputs(model, torch.from_numpy(tokens).to(device_of(model))).items():
-        q, k, _, beta = [x[:, :, whole] for x in inputs]
+    for entry, inputs in scan_inputs(model, tokens).items():
+        q, k, _, beta = [x[:, :, begin:] for x in inputs]
         eye = torch.eye(k.shape[-1]).to(k).expand(*k.shape[:2], -1, -1)
         _, P = delta_product(q, k, torch.zeros_like(k), beta, eye)
         moved = P.square().sum((-2, -1)).mean(0) - P.mean(0).square().sum((-2, -1))
@@ -97,46 +100,46 @@ def tracking_heads(model, task):
 
 # --- Beta and keys, place by place ----------------------------------------------------------------
 
-def command_lines(task, of_tokens, length, spacing):
-    """Of an array over tokens the part that belongs to commands: [B, T, ...] -> [B, L, line, ...].
+@torch.no_grad()
+def in_commands(model, task):
+    """The tokens of 4,096 commands, and the key and the beta of each block at each token.
+
+    Of a token with several writes the first is taken.
+    Returns: tokens [commands, line], {entry: (k [commands, line, H, K], beta [commands, line, H])}.
     """
-    batch, rest = len(of_tokens), of_tokens.shape[2:]
-    reveal = task.reveal_tokens(np.array(0), np.array(0)).size
-    body = of_tokens[:, task.start_tokens().size:]
-    body = body.reshape(batch, length // spacing, -1, *rest)
-    return body[:, :, :-reveal].reshape(batch, length, -1, *rest)
+    tokens, commands = traces_of_commands(model, task, 64, 64, generator(0, "valid"))
+    begin = len(task.start_tokens())
 
+    def by_line(x):  # [B, T, ...] -> [commands, line, ...]
+        line = (x.shape[1] - begin) // commands.shape[1]
+        return x[:, begin:].unflatten(1, (-1, line)).flatten(0, 1)
 
-def some_traces(model, task):
-    """Tokens of 64 traces of (64,8), on the device of the model."""
-    tokens, _ = task.sample(64, 64, 8, generator(0, "valid"))
-    return torch.from_numpy(tokens).to(device_of(model))
+    found = {}
+    for entry, (_, k, _, beta) in scan_inputs(model, tokens).items():
+        # [B, H, T, R, ...] -> [B, T, H, ...], of the first write.
+        found[entry] = by_line(k[..., 0, :].transpose(1, 2)), by_line(beta[..., 0].transpose(1, 2))
+    return by_line(tokens), found
 
 
 def beta_by_place(model, task):
     """Mean beta at each place in the line of a command: [layers, heads, line].
 
-    Of a token with several writes the first is taken.  Source: the paper's figure 5.
+    Source: the paper's figure 5.
     """
-    means = []
-    for *_, beta in scan_inputs(model, some_traces(model, task)).values():
-        by_token = beta[..., 0].transpose(1, 2)                                  # [B, T, H]
-        means.append(command_lines(task, by_token, 64, 8).mean((0, 1)).T)
-    return torch.stack(means).cpu()
+    _, found = in_commands(model, task)
+    return torch.stack([beta.mean(0).T for _, beta in found.values()]).cpu()
 
 
 def right_hand_keys(model, task, entry, head):
     """A head's mean key where the name y stands as i-th on the right: [n, n, K] (place i, name y).
 
-    For full commands and the first write of a token. k and -k make the same step, so the mean is
-    the unit vector that is closest to the keys up to their signs.
+    For full commands. k and -k make the same step, so the mean is the unit vector that is closest
+    to the keys up to their signs.
     """
-    n, tokens = task.group.degree, some_traces(model, task)
-    _, keys, _, _ = scan_inputs(model, tokens)[entry]
-
+    n = task.group.degree
     right = slice(n + 2, 2 * n + 2)  # `>>> `, n names, ` = `, n names
-    tokens = command_lines(task, tokens, 64, 8)[:, :, right].flatten(0, 1)
-    keys = command_lines(task, keys[:, head, :, 0], 64, 8)[:, :, right].flatten(0, 1)
+    tokens, found = in_commands(model, task)
+    tokens, keys = tokens[:, right], found[entry][0][:, right, head]
 
     mean = torch.empty(n, n, keys.shape[-1])
     for i in range(n):
@@ -196,15 +199,6 @@ def settling_tokens(task):
     return 0 if task.commands == "swap" else task.group.degree + 2
 
 
-def settled_ends(task, length, spacing):
-    """How many tokens of a trace are read when each command but the last has settled: [L - 1]."""
-    done = np.arange(1, length)
-    command = task.command_tokens(np.arange(task.group.degree)).size
-    reveal = task.reveal_tokens(np.array(0), np.array(0)).size
-    before = task.start_tokens().size + settling_tokens(task)
-    return before + done * command + done // spacing * reveal
-
-
 def read_heads(state, heads):
     """The S of these heads, from the state of a stream: [B, heads, K, V]."""
     return torch.stack([state[entry][:, head] for entry, head in heads], 1)
@@ -220,49 +214,23 @@ def write_heads(state, heads, S):
 
 
 @torch.no_grad()
-def ask_all(model, task, state, batch):
-    """What the model answers to a `print` of each variable, before the next line: [B, n], from 0.
-
-    Each question starts from the same state, so none tells the model anything about another.
-    """
-    device = device_of(model)
-    values = torch.from_numpy(task.value_tokens).to(device)
-    answers = []
-    for variable in range(task.group.degree):
-        lines = task.reveal_tokens(np.full(batch, variable), np.zeros(batch, int))
-        question = torch.from_numpy(lines[:, :-2]).to(device)  # all but the value and the newline
-        logits, _ = model.stream(question, state)
-        answers.append(logits[:, -1, values].argmax(-1))
-    return torch.stack(answers, -1).cpu().numpy()
-
-
-@torch.no_grad()
-def collect_states(model, task, heads, traces, length, spacing, rng, ask=False):
+def collect_states(model, task, heads, traces, length, rng):
     """What the heads hold once each command of fresh traces has settled, and where the trace is.
 
-    With ask the permutations are the model's own answers, which may name a value twice.
-    Shapes: states [B, L, heads, K, V]; perms [B, L, n].
+    Shapes: states [B, L, heads, K, V], a tensor; perms [B, L, n], an array.
     """
-    longer = length + spacing  # the last command settles in the line after it
-    commands = draw_commands(task.group, task.commands, (traces, longer), rng)
-    asked = rng.integers(task.group.degree, size=(traces, longer // spacing))
-    tokens = torch.from_numpy(task.write(commands, asked)[0]).to(device_of(model))
+    # One command more than is read: the last one settles in the line after it.
+    tokens, commands = traces_of_commands(model, task, traces, length + 1, rng)
+    begin = len(task.start_tokens())
+    line = (tokens.shape[1] - begin) // (length + 1)
+    begin += settling_tokens(task)
 
-    state, states, answers = None, [], []
-    begin = 0
-    for end in settled_ends(task, longer, spacing)[:length]:
-        if ask:
-            line_end = end - settling_tokens(task)
-            _, state = model.stream(tokens[:, begin:line_end], state)
-            answers.append(ask_all(model, task, state, traces))
-            begin = line_end
-        if begin < end:
-            _, state = model.stream(tokens[:, begin:end], state)
+    _, state = model.stream(tokens[:, :begin])
+    states = []
+    for lines in tokens[:, begin:begin + length * line].split(line, 1):
+        _, state = model.stream(lines, state)
         states.append(read_heads(state, heads))
-        begin = end
-
-    perms = np.stack(answers, 1) if ask else run_commands(commands[:, :length])
-    return torch.stack(states, 1), perms
+    return torch.stack(states, 1), run_commands(commands[:, :length])
 
 
 # --- The permutation in a state -------------------------------------------------------------------
@@ -278,9 +246,8 @@ def collect_states(model, task, heads, traces, length, spacing, rng, ask=False):
 # with B_ij = k_i v_j^T. Rows and columns of P - 1/n sum to 0, so only (n - 1)^2 directions of B
 # count. All are of one length if keys and values are orthonormal.
 #
-# A smaller group spans fewer: Z_n n - 1; D_n 2 n - 3 for even n and 2 n - 2 for odd n. In a product
-# the numbers of the factors add up. A head may hold fewer still: any that tell all elements apart.
-# A trained Z7 holds 2 of 6, a circle; a D6 5 of 9.
+# A smaller group spans fewer, such as Z_n n - 1. A head may hold fewer still: any that tell all
+# elements apart. A trained Z7 holds 2 of 6, a circle; a D6 5 of 9.
 
 SHORTEST = 0.25  # of the longest: a direction below is not used by the head, and read as noise
 
@@ -307,23 +274,15 @@ def nearest(P):
 class LinearImage:
     """Equation (1), fitted by least squares, in float64, to states of these heads.
 
-    Left out are the states with a value twice: they span directions that no permutation has.
     Shapes: states [..., heads, K, V], a tensor; perms [..., n], an array.
-    Attributes: fitted, the number of states of the fit; sizes, the lengths of the directions.
-    Raises: Untracked if no state is left."""
+    Attributes: sizes, the lengths of the directions.
+    """
 
     def __init__(self, heads, states, perms):
         self.heads, self.n = heads, perms.shape[-1]
-        perms = torch.from_numpy(perms).flatten(0, -2)
-        whole = (perms.sort(-1).values == torch.arange(self.n)).all(-1)
-        self.fitted = int(whole.sum())
-        if not self.fitted:
-            raise Untracked("the heads do not hold the permutation, no answer is one: train longer")
-
-        X = F.one_hot(perms[whole], self.n).flatten(-2).double()
-        Y = states.flatten(-3).flatten(0, -2).cpu().double()[whole]
+        X = F.one_hot(torch.from_numpy(perms), self.n).flatten(-2).flatten(0, -2).double()
+        Y = states.flatten(-3).flatten(0, -2).cpu().double()
         average, mean = X.mean(0), Y.mean(0)  # average: 1/n, where the points are moved uniformly
-        self.spread = (Y - mean).square().sum(1).mean().sqrt().item()
 
         B = torch.linalg.pinv(X - average) @ (Y - mean)
         inverse = torch.linalg.pinv(B, rtol=SHORTEST)
@@ -348,36 +307,15 @@ class LinearImage:
         P = F.one_hot(perms, self.n).flatten(-2).to(states)
         return (self.mean + (P - self.average) @ self.B).view_as(states)
 
-    def certify(self, states):
-        """How sure is a reading? Returns (permutation [..., n], residual [...], margin [...]).
-
-        residual: the distance of S from the image of its permutation, over the spread of the
-        states. margin: the distance of P from the nearest wrong permutation, over its distance from
-        this one. Wrong are those with two values exchanged. Above 1 none of them is as near.
-        """
-        P = self.read(states)
-        perms = nearest(P)
-        error = (P - F.one_hot(perms, self.n)).square().sum((-2, -1))
-
-        # An exchange of the values of i and j costs `loss` of the inner product <P, permutation>.
-        A = P.gather(-1, perms.unsqueeze(-2).expand_as(P))  # A_ij: i holds the value of j
-        own = A.diagonal(dim1=-2, dim2=-1)
-        loss = own.unsqueeze(-1) + own.unsqueeze(-2) - A - A.mT
-        loss.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-        margin = (1 + 2 * loss.amin((-2, -1)) / error).sqrt()
-
-        off = (states - self.correct(states)).flatten(-3).norm(dim=-1)
-        return perms, off / self.spread, margin
-
 
 def read_off(model, task, heads, lengths, traces=64):
     """Share of the states off which the whole permutation is read, after each of these lengths.
 
-    The image is fitted to 64 traces of 16 commands, and tried on fresh traces without a reveal.
+    The image is fitted to 64 traces of 16 commands, and tried on fresh traces.
     """
-    fit = collect_states(model, task, heads, 64, 16, 16, generator(0, "valid", 16))
+    fit = collect_states(model, task, heads, 64, 16, generator(0, "valid", 16))
     longest = max(lengths)
-    states, perms = collect_states(model, task, heads, traces, longest, longest,
+    states, perms = collect_states(model, task, heads, traces, longest,
                                    generator(0, "test", longest))
     read = nearest(LinearImage(heads, *fit).read(states)).cpu().numpy()
     right = (read == perms).all(-1).mean(0)
@@ -450,10 +388,11 @@ def main(argv=None):
                     zip(names, accuracy.reshape(len(names), -1)))
         return
 
-    places = [">>>", "x", "y", "=", "y", "x", "newline"]
+    places = ["x", "y", "=", "y", "x"]
     if task.commands == "full":
-        places = [">>>", *task.names, "=", *[f"{i + 1}. name" for i in range(task.group.degree)],
-                  "newline"]
+        right = [f"{i + 1}. name" for i in range(task.group.degree)]
+        places = [*task.names, "=", *right]
+    places = [">>>", *places, "newline"]
     print_table("mean beta at each place of a command, over all names that stand there", names,
                 zip(places, beta_by_place(model, task).flatten(0, 1).T))
 

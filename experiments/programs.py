@@ -23,9 +23,9 @@ these prints, has 34 to 57% of them.
         experiments/results/programs/bubble_sort.py             (10 seconds)
 
 A program file is EXECUTED, in a process of its own, for at most 20,000 statements and a minute. It
-has no import, no class, no attribute with two underscores, and no function such as open. That holds
-off mistakes and not malice: run no file that you have not read. trace() executes its function in
-this process.
+has no import, no class, no `try`, no attribute with two underscores, and no function such as open.
+That holds off mistakes and not malice: run no file that you have not read. trace() executes its
+function in this process.
 
 Source: "Grounding code understanding in step-by-step execution", section 2. That work traces the
 benchmarks CRUXEval and MBPP for pretrained language models; neither is here.
@@ -40,10 +40,12 @@ import contextlib
 import copy
 import inspect
 import io
+import itertools
 import multiprocessing
 import shlex
 import sys
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -55,20 +57,15 @@ from experiments import record, records
 from experiments.snap import Snapped, Untracked, fit_image, load_repl_run, tracking_heads
 
 STEPS = 20_000  # statements that a program may execute
-# The functions of Python that a program may call. All of their values have built-in types, so the
-# methods that alter a value are known, too.
+FOLLOWED = "<followed>"  # stands for the file name in code that is followed
+# The functions of Python that a program file may call, beside print.
 USABLE = """abs all any ascii bin bool bytearray bytes chr complex dict divmod enumerate filter
     float format frozenset hex int isinstance iter len list map max min next oct ord pow range repr
     reversed round set slice sorted str sum tuple zip""".split()
 USABLE = {name: getattr(builtins, name) for name in USABLE}
-ALTERING = """add append clear difference_update discard extend insert intersection_update pop
-    popitem remove reverse setdefault sort symmetric_difference_update update""".split()
-# A call inside one of these is executed sometimes, or often, or in an order of its own.
-NO_PLACE_FOR_CALLS = (ast.BoolOp, ast.IfExp, ast.Dict, ast.NamedExpr, ast.GeneratorExp,
-                      ast.ListComp, ast.SetComp, ast.DictComp, ast.JoinedStr)
 
 
-# --- 1. A program is executed statement by statement ----------------------------------------------
+# --- 1. A program is followed statement by statement ----------------------------------------------
 
 def names_in(node, *contexts):
     """The variables that a node reads (ast.Load), sets (ast.Store) or deletes (ast.Del)."""
@@ -76,250 +73,220 @@ def names_in(node, *contexts):
             if isinstance(part, ast.Name) and isinstance(part.ctx, contexts)}
 
 
-class Execution:
-    """Executes a program statement by statement, and writes each assignment down as it stands.
+def own_part(node):
+    """A statement without its block: of a loop the target, or the condition."""
+    match node:
+        case ast.For():
+            return node.target
+        case ast.If() | ast.While() | ast.Assert():
+            return node.test
+        case ast.Expr() | ast.Return():
+            return node.value
+        case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.Delete():
+            return node
+    return None
 
-    Law: `lines` is a straight line, and `space` is the namespace in which it was executed.
 
-    Control flow is followed and not written. A `for` loop becomes forloop0 = iter(...), and
-    v = next(forloop0) in each round. A condition, or a line that is only an expression, is written
-    if it alters something, as `stack.pop()` does. A call of a function of the same file is
-    unrolled, and so is a recursion: the second call of gcd has the variables gcd1_a and gcd1_b, and
-    the result gcd1.
+class Call:
+    """A function that is being executed, or the file itself.
+
+    In the straight line the second call of gcd has the variables gcd1_a and gcd1_b, and its result
+    is gcd1. The variables of the outermost function keep their names.
+    """
+
+    def __init__(self, frame, result, prefix):
+        self.frame, self.result, self.prefix = frame, result, prefix
+        self.node = None  # the statement that it executes
+        self.results = []  # of calls in this statement, as they ended: (function, variable)
+
+
+class Follower:
+    """Python executes a program, and stops before each statement to tell which one is done.
+
+    Python tells lines, not statements, to sys.settrace. So the program is written anew first, each
+    statement in a line of its own.
     """
 
     def __init__(self, source, file, steps):
         self.source, self.file, self.limit = source, file, steps
-        self.lines, self.steps, self.line = [], 0, 1
-        self.prefix = ""  # of the variables of the function that is being executed
-        self.space = {"__builtins__": {**USABLE, "print": lambda *_, **__: None},
-                      "__name__": "__main__"}
-        with self.naming_the_line():
-            self.tree = ast.parse(source)
-            compile(source, file, "exec")  # finds a `return` outside a function; executes nothing
+        self.line, self.steps, self.numbers = 1, 0, Counter()
+        self.calls = []  # the innermost one is at the end
+        try:
+            compile(source, file, "exec")  # executes nothing
+        except (SyntaxError, ValueError) as error:
+            self.line = getattr(error, "lineno", None) or 1
+            self.refuse(f"{type(error).__name__}: {error.args[0]}")
 
-        self.functions = {node.name: node for node in self.tree.body
-                          if isinstance(node, ast.FunctionDef)}
-        self.numbers = Counter()
+        as_it_stands = ast.parse(source)
+        self.tree = ast.parse(ast.unparse(as_it_stands))
+        # Line of the new text: the statement, `except` or `case` in the file that has this line.
+        self.statements = {}
+        for new, old in zip(ast.walk(self.tree), ast.walk(as_it_stands)):
+            if hasattr(new, "lineno"):
+                self.statements.setdefault(new.lineno, old)  # the outer nodes come first
 
     def refuse(self, why):
         raise UserError(f"{self.file}:{self.line}: {why}")
 
-    @contextlib.contextmanager
-    def naming_the_line(self):
-        """Whatever the program raises is told in one line."""
+    def follow(self, function, *args):
+        """function(*args). Whatever it raises is told in one line."""
+        before = sys.gettrace()
+        sys.settrace(self.on_event)
         try:
-            yield
+            return function(*args)
         except UserError:
             raise
         except Exception as error:
-            if self.steps == 0:  # the file is no Python
-                self.line = getattr(error, "lineno", None) or self.line
-            told = " ".join(str(getattr(error, "msg", error)).split())
-            self.refuse(f"{type(error).__name__}: {told}")
+            for frame, line in traceback.walk_tb(error.__traceback__):
+                if frame.f_code.co_filename == FOLLOWED:
+                    self.line = self.statements[line].lineno
+            self.refuse(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        finally:
+            sys.settrace(before)
 
-    # Statements and conditions
+    def on_event(self, frame, event, value):
+        """Python calls this, as sys.settrace wants it, at each call, line and return."""
+        code = frame.f_code
+        # A comprehension and a lambda have frames of their own.
+        inner = code.co_name.startswith("<") and code.co_name != "<module>"
+        if code.co_filename != FOLLOWED or inner:
+            return None
 
-    def run(self, text):
-        """Executes a line and, if it did not fail, writes it down."""
-        exec(text, self.space)
-        self.lines.append(text)
+        if event == "call":
+            result = f"{code.co_name}{self.numbers[code.co_name]}"
+            self.numbers[code.co_name] += 1
+            self.calls.append(Call(frame, result, f"{result}_" if self.calls else ""))
+            return self.on_event
 
-    def block(self, nodes):
-        """Executes statements up to one that leaves the block. Returns that one, or None."""
-        for node in nodes:
-            left = self.statement(node)
-            if left:
-                return left
+        call = self.calls[-1]
+        if call.node:
+            self.line = call.node.lineno
+        if event == "line":
+            self.steps += 1
+            if self.steps > self.limit:
+                self.refuse(f"still running after {self.limit:,} statements")
+            node = self.statements[frame.f_lineno]
+            if node is not call.node:  # else a comprehension goes on
+                self.done(call)
+                call.node = node
+                self.line = node.lineno
+        elif event == "return":
+            self.done(call, value)
+            self.ended = self.calls.pop()
+            if self.calls:
+                self.calls[-1].results.append((frame.f_code.co_name, call.result))
+        return self.on_event
 
-    def statement(self, node):
-        self.line = node.lineno
-        self.steps += 1
-        if self.steps > self.limit:
-            self.refuse(f"still running after {self.limit:,} statements")
-
-        match node:
-            case ast.Break() | ast.Continue() | ast.Return():
-                return node
-            case ast.If():
-                return self.block(node.body if self.holds(node.test) else node.orelse)
-            case ast.For() | ast.While():
-                for _ in self.rounds(node):
-                    left = self.block(node.body)
-                    if isinstance(left, ast.Return):
-                        return left
-                    if isinstance(left, ast.Break):
-                        return None
-                return self.block(node.orelse)
-            case ast.Assert():
-                if not self.holds(node.test):
-                    self.refuse("the assertion fails")
-            case ast.Expr():
-                self.value(node.value)
-            case ast.Assign() | ast.AugAssign() | ast.Delete() | ast.AnnAssign(value=ast.expr()):
-                self.run(self.written(node))
-                self.executed(node)
-            case ast.Pass() | ast.AnnAssign():
-                pass
-            case _:
-                self.refuse(f"`{ast.unparse(node).split()[0]}` cannot be traced")
-
-    def rounds(self, node):
-        """Yields once for each round of a loop."""
-        if isinstance(node, ast.While):
-            while self.holds(node.test):
-                yield
-            return
-
-        loop = self.fresh("forloop")
-        self.run(f"{loop} = iter({self.written(node.iter)})")
-        target = self.written(node.target)
-        while True:
-            self.line = node.lineno
-            try:
-                self.run(f"{target} = next({loop})")
-            except StopIteration:
-                return
-            self.executed(node.target)
-            yield
-
-    def holds(self, test):
-        """Whether a condition holds. `and`, `or` and `not` are followed operand by operand."""
-        match test:
-            case ast.BoolOp(op=ast.And()):
-                return all(self.holds(part) for part in test.values)
-            case ast.BoolOp(op=ast.Or()):
-                return any(self.holds(part) for part in test.values)
-            case ast.UnaryOp(op=ast.Not()):
-                return not self.holds(test.operand)
-        return bool(self.value(test))
-
-    def value(self, node):
-        """The value of an expression, which is written down only if it alters something."""
-        self.line = node.lineno
-        text = self.written(node)
-        alters = False
-        for part in ast.walk(ast.parse(text)):
-            # Whoever reads an iterator uses it up: next(x), list(x), 3 in x.
-            iterator = hasattr(self.space.get(getattr(part, "id", None)), "__next__")
-            method = getattr(part, "attr", None) in ALTERING
-            alters |= iterator or method or isinstance(part, ast.NamedExpr)
-
-        value = eval(text, self.space)
-        if alters:
-            self.lines.append(text)
-        self.executed(node)
-        return value
-
-    def executed(self, node):
-        """Called after each assignment, each condition, and each round of `for`; for Session."""
-
-    # The text of a line, and the functions that it calls
-
-    def fresh(self, stem):
-        """stem0, stem1, ...: a name that does not stand in the file."""
-        self.numbers[stem] += 1
-        name = f"{stem}{self.numbers[stem] - 1}"
-        return self.fresh(stem) if name in self.source else name
-
-    def written(self, node):
-        """The text of a node, after the calls in it have been unrolled."""
-        for part in ast.walk(node):
-            hidden = getattr(part, "attr", "").startswith("__")
-            if hidden or isinstance(part, (ast.Lambda, ast.Yield, ast.YieldFrom)):
-                self.refuse(f"`{ast.unparse(part)}` cannot be traced")
-        if self.calls(node):
-            return ast.unparse(Lift(self, node).visit(copy.deepcopy(node)))
-
-        text = ast.get_source_segment(self.source, node)  # None in a function that was renamed
-        # A tuple and a := stand in the file without the brackets that they need elsewhere.
-        if text is None or "\n" in text or isinstance(node, (ast.Tuple, ast.NamedExpr)):
-            text = ast.unparse(node)
-        return text
-
-    def calls(self, node):
-        """The calls of functions of the file in a node."""
-        return [part for part in ast.walk(node) if isinstance(part, ast.Call)
-                and isinstance(part.func, ast.Name) and part.func.id in self.functions]
-
-    def call(self, call):
-        """Unrolls a call of a function of the file. Returns the node that stands for its result."""
-        function = copy.deepcopy(self.functions[call.func.id])
-        defaults = function.args.defaults
-        names = [argument.arg for argument in function.args.posonlyargs + function.args.args]
-        given = dict(zip(names, call.args)) | {word.arg: word.value for word in call.keywords}
-        fits = len(given) == len(call.args) + len(call.keywords)
-        given |= dict(zip(names[::-1], defaults[::-1])) | given
-        constant = all(isinstance(value, (ast.Constant, ast.UnaryOp)) for value in defaults)
-        odd = [*function.decorator_list, *function.args.kwonlyargs, function.args.vararg,
-               function.args.kwarg]
-        if not fits or {*given} != {*names} or not constant or any(odd):
-            self.refuse(f"{function.name}() does not fit its call, or it has a decorator, *, ** or "
-                        "a default that is no constant")
-
-        result = self.fresh(function.name)
-        caller = self.prefix, self.line
-        self.prefix = f"{result}_"
-        for name, value in given.items():
-            self.run(f"{self.prefix}{name} = {ast.unparse(value)}")
-
-        # The variables of the function have the prefix of this call.
-        own = names_in(function, ast.Store, ast.Del) | {*names}
-        for part in ast.walk(function):
-            part.end_lineno = None  # the text of the file is no longer that of the node
-            if isinstance(part, ast.Name) and part.id in own:
-                part.id = self.prefix + part.id
-
-        found = ast.Constant(None)
-        left = self.block(function.body)
-        if left and left.value:
-            self.run(f"{result} = {self.written(left.value)}")
-            found = ast.Name(result, ast.Load())
-        self.prefix, self.line = caller
-        return found
-
-
-class Lift(ast.NodeTransformer):
-    """Unrolls each call of a function of the file, and puts its result in its place.
-
-    What Python computes before such a call is kept in a variable: the call may alter it.
-    """
-
-    def __init__(self, execution, node):
-        self.execution = execution
-        self.to_come = len(execution.calls(node))
-
-    def visit(self, node):
-        calls = self.execution.calls(node)
-        place = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
-        in_place = isinstance(node, ast.AugAssign) and not isinstance(node.target, ast.Name)
-        chain = isinstance(node, ast.Compare) and len(node.ops) > 1
-        if calls and (place or in_place or chain or isinstance(node, NO_PLACE_FOR_CALLS)):
-            self.execution.refuse(f"{calls[0].func.id}() must be called in a line of its own")
-
-        if node in calls:
-            self.to_come -= 1
-        through = isinstance(node, (ast.Starred, ast.keyword, ast.Attribute, ast.Slice))
-        if calls or through:
-            node = self.generic_visit(node)
-        if node in calls:
-            return self.execution.call(node)
-
-        stays = place or through or isinstance(node, (ast.Name, ast.Constant))
-        if self.to_come and isinstance(node, ast.expr) and not stays:
-            kept = self.execution.fresh("kept")
-            self.execution.run(f"{kept} = {ast.unparse(node)}")
-            return ast.Name(kept, ast.Load())
-        return node
+    def done(self, call, value=None):
+        """call.node is executed; None stands for the arguments. value: what a function returns."""
 
 
 # --- 2. From a function to a trace ----------------------------------------------------------------
 
 def literal(value):
-    """The repr of a value if Python reads an equal value from it, or else None."""
+    """The text from which Python reads an equal value, or None if there is no such text."""
     with contextlib.suppress(Exception):
+        if hasattr(value, "__next__"):  # a copy is read to its end
+            return f"iter({[*itertools.islice(copy.deepcopy(value), STEPS)]})"
         if eval(repr(value), {"__builtins__": USABLE}) == value:
             return repr(value)
+
+
+class Renamed(ast.NodeTransformer):
+    """A statement of a call, in the names of the straight line.
+
+    The variables of a function have a prefix. In the place of a call stands its result.
+    """
+
+    def __init__(self, call):
+        code = call.frame.f_code
+        self.own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        self.prefix, self.results = call.prefix, [*call.results]
+
+    def visit_Name(self, node):
+        if node.id in self.own:
+            node.id = self.prefix + node.id
+        return node
+
+    def visit_Call(self, node):
+        self.generic_visit(node)  # calls within this one have ended before it
+        for name, result in self.results:
+            if name == getattr(node.func, "id", None):
+                self.results.remove((name, result))
+                return ast.Name(result, ast.Load())
+        return node
+
+
+class StraightLine(Follower):
+    """Writes each assignment down that is executed, in `lines`.
+
+    Law: after each of them the variables in `space`, in which the lines are executed, too, have the
+    values that they have in the program.
+
+    A line that would not do the same again is replaced by the values that it gives to variables.
+    So one round of `for number in numbers` is `number = 7`. And so is a line in whose middle a
+    function alters what was read before.
+    """
+
+    def __init__(self, source, file, steps, constants):
+        super().__init__(source, file, steps)
+        self.constants = constants
+        self.lines, self.space = [], {}
+        self.before = {}  # the values of all variables, as text, one statement earlier
+
+    def done(self, call, value=None):
+        """Writes down what call.node has done: the line as it stands in the file, or values."""
+        # The variables as text. A function, for example, has none: None.
+        held = {call.prefix + name: literal(found) for name, found in call.frame.f_locals.items()}
+        if isinstance(call.node, ast.Return):
+            held[call.result] = literal(value)
+        held = {name: text for name, text in held.items() if text}
+        changed = [name for name in held if held[name] != self.before.get(name)]
+
+        line = self.text(call, changed)
+        if line and self.does(line, held):
+            self.lines.append(line)
+        else:
+            for name, text in held.items():
+                # A line that failed half-way may have altered other variables, too.
+                if name in changed or text != literal(self.space.get(name)):
+                    self.write(f"{name} = {text}")
+        self.before |= held
+        call.results.clear()
+
+    def write(self, line):
+        exec(line, self.space)
+        self.lines.append(line)
+
+    def does(self, line, held):
+        """Whether the variables have these values once this line is executed."""
+        try:
+            exec(line, self.space)
+        except Exception:
+            return False
+        return all(literal(self.space.get(name)) == text for name, text in held.items())
+
+    def text(self, call, changed):
+        """The line for call.node, or None. A condition has one if it alters something."""
+        node = own_part(call.node)
+        alters = changed or isinstance(node, ast.stmt)
+        if node is None or isinstance(call.node, ast.For) or not alters:
+            return None
+        if any(isinstance(part, ast.Lambda) for part in ast.walk(node)):
+            return None
+
+        renamed = Renamed(call).visit(copy.deepcopy(node))
+        # A constant of the file is written ahead of the first line that reads it.
+        for name in sorted(names_in(renamed, ast.Load) & {*self.constants} - {*self.space}):
+            constant = literal(self.constants[name])
+            if constant:
+                self.write(f"{name} = {constant}")
+
+        # The text of the file is easier to read than that of ast: a, b = (b, a % b).
+        text = ast.get_source_segment(self.source, node)
+        if ast.dump(renamed) != ast.dump(node) or "\n" in text:
+            text = ast.unparse(renamed)
+        return f"{call.result} = {text}" if isinstance(call.node, ast.Return) else text
 
 
 def trace(function, *args, steps=STEPS):
@@ -328,53 +295,49 @@ def trace(function, *args, steps=STEPS):
     Law: in an empty namespace it passes its last line, `assert (RESULT) == VALUE`, and VALUE is
     what the function returns. Both are checked here.
 
-    Arguments, and constants of the file, are copied through repr: the function alters none of them.
-    Raises: UserError, FILE:LINE ahead, for import, lambda, class, try, with, raise, yield, a
-    function in a function, built-in functions not in USABLE, and more than `steps` statements.
+    The function is executed on copies of the arguments; the functions of its file are followed.
+    Raises: UserError, FILE:LINE ahead, for what the function raises, for a result that cannot be
+    read back from its repr, and for more than `steps` statements.
     """
     source, first = inspect.findsource(function)
-    execution = Execution("".join(source), inspect.getsourcefile(function), steps)
-    execution.line = first + 1
-    nodes = [node for node in ast.walk(execution.tree)
-             if isinstance(node, ast.FunctionDef) and node.lineno == first + 1]
-    if not nodes or function.__closure__:
-        execution.refuse("not a plain function, or one with variables of another function")
+    straight = StraightLine("".join(source), inspect.getsourcefile(function), steps,
+                            function.__globals__)
+    straight.line = first + 1
 
-    given = inspect.signature(function).bind(*args)
-    given.apply_defaults()
-    own = names_in(nodes[0], ast.Store, ast.Del) | {*given.arguments}
-    constants = {}
-    for name in sorted(names_in(execution.tree, ast.Load) & {*function.__globals__} - own):
-        text = literal(function.__globals__[name])
-        if text:
-            constants[name] = text
-            execution.space[name] = eval(text)
+    # The functions of the file once more, from the text that has a line for each statement.
+    functions, wanted = [], None
+    for node in ast.walk(straight.tree):
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            if straight.statements[node.lineno].lineno == first + 1:
+                wanted = node
+            elif node in straight.tree.body:
+                functions.append(node)
+    if wanted is None or function.__closure__:
+        straight.refuse("not a plain function, or one with variables of another function")
+    space = dict(function.__globals__)
+    exec(compile(ast.Module([*functions, wanted], []), FOLLOWED, "exec"), space)
 
-    with execution.naming_the_line(), contextlib.redirect_stdout(io.StringIO()):
-        for name, value in given.arguments.items():
-            if literal(value) is None:
-                execution.refuse(f"the argument {name} cannot be read back from its repr")
-            execution.run(f"{name} = {literal(value)}")
-        left = execution.block(nodes[0].body)
-        result = execution.written(left.value) if left and left.value else "None"
-        value = literal(eval(result, execution.space))
-        execution.line = first + 1
+    with contextlib.redirect_stdout(io.StringIO()):
+        value = literal(straight.follow(space[wanted.name], *copy.deepcopy(args)))
+        straight.line = first + 1
         if value is None:
-            execution.refuse("the result cannot be read back from its repr")
+            straight.refuse("the result cannot be read back from its repr")
 
-        straight = "\n".join([*execution.lines, f"assert ({result}) == {value}\n"])
-        for name in sorted({*constants} & names_in(ast.parse(straight), ast.Load), reverse=True):
-            straight = f"{name} = {constants[name]}\n{straight}"
-        exec(straight, {})
+        # The last line may be `gcd0 = a`. Then the assertion is of a.
+        result, last = "None", straight.ended
+        if isinstance(last.node, ast.Return):
+            result = straight.lines.pop().removeprefix(f"{last.result} = ")
+        text = "\n".join([*straight.lines, f"assert ({result}) == {value}\n"])
+        exec(text, {})
         if function(*copy.deepcopy(args)) != eval(value):
-            execution.refuse("the function itself has another result")
-    return straight
+            straight.refuse("the function itself has another result")
+    return text
 
 
 # --- 3. From a program to a session ---------------------------------------------------------------
 
-class Session(Execution):
-    """Executes a whole file and listens to the variables `names`: the session is in `events`.
+class Session(Follower):
+    """Follows a whole file and listens to the variables `names`: the session is in `events`.
 
     An event is {"line", "command"}, a permutation of all variables as in data.py, or {"line",
     "asked", "value", "commands"}. The variables belong to the file or to one of its functions. They
@@ -386,47 +349,48 @@ class Session(Execution):
         super().__init__(source, file, steps)
         self.names, self.start = [*names], [*range(1, len(names) + 1)]
         self.events, self.commands = [], 0
-        self.home = None  # the prefix of the variables, once all of them are set
+        self.home = None  # where the variables are, once all of them are set
+        self.values = None  # those that they had before this statement
 
-    def executed(self, node):
+    def done(self, call, value=None):
         """What a statement has done to the variables of the session becomes an event."""
-        names = [self.prefix + name for name in self.names]
-        changed = names_in(node, ast.Store, ast.Del) & {*names}
-        if self.home not in (None, self.prefix) or not changed:
+        values = [call.frame.f_locals.get(name) for name in self.names]
+        part = own_part(call.node)
+        named = part is not None and names_in(part, ast.Store, ast.Del) & {*self.names}
+        if self.home is None and named and values == self.start:
+            self.home, self.values = call.frame, values
             return
 
-        values = [self.space.get(name) for name in names]
-        begun = self.home is not None
-        right = all(value in values for value in self.start) and (begun or values == self.start)
-        if not right and (begun or None not in values):
+        begun = call.frame is self.home and (named or values != self.values)
+        wrong_start = self.home is None and named and None not in values
+        if wrong_start or begun and any(value not in values for value in self.start):
             self.refuse(f"{', '.join(self.names)} must begin as {self.start}, and then they may "
                         "only be exchanged, as in a, b = b, a")
         if begun:
             command = [self.values.index(value) for value in values]
             self.events.append({"line": self.line, "command": command})
             self.commands += 1
-        elif right:
-            self.home = self.prefix
-        self.values = values
+            self.values = values
 
-    def value(self, node):
-        """Also: a print('a', a) becomes an event, and any other print is refused."""
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
-            self.line = node.lineno
-            known = [f"print('{name}', {self.prefix}{name})" for name in self.names]
-            if self.home != self.prefix or ast.unparse(node) not in known:
-                self.refuse("print one variable, after all of them are set, as in print('a', a)")
-            at = known.index(ast.unparse(node))
-            self.events.append({"line": self.line, "asked": at, "value": self.values[at],
-                                "commands": self.commands})
-        return super().value(node)
+    def print(self, *said, **options):
+        """Stands for print in the program: print('a', a) becomes an event, all else is refused."""
+        known = list(zip(self.names, self.values or []))
+        if said not in known or options:
+            self.refuse("print one variable, after all of them are set, as in print('a', a)")
+        self.events.append({"line": self.line, "asked": known.index(said), "value": said[1],
+                            "commands": self.commands})
 
 
 def play(source, file, names, steps=STEPS):
     """The events of a program. Raises: UserError."""
     session = Session(source, file, steps, names)
-    with session.naming_the_line():
-        session.block([node for node in session.tree.body if not isinstance(node, ast.FunctionDef)])
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Try) or getattr(node, "attr", "").startswith("__"):
+            session.line = node.lineno
+            session.refuse(f"`{ast.unparse(node).splitlines()[0]}` cannot be followed")
+
+    code = compile(session.tree, FOLLOWED, "exec")
+    session.follow(exec, code, {"__builtins__": {**USABLE, "print": session.print}})
     if not any("asked" in event for event in session.events):
         session.refuse("the program ends without a print('a', a)")
     return session.events
@@ -548,13 +512,13 @@ def main(argv=None):
     prints = [event for event in events if "asked" in event]
     numbers = {"program": Path(args.file).stem, "commands": prints[-1]["commands"],
                "prints": len(prints), "blind": blind(prints)}
+    print(f"{numbers['commands']:,} commands; a blind guess has {numbers['blind']} prints right")
     for reader, said in found.items():
         wrong = [event["commands"] for event, answer in zip(prints, said)
                  if answer != str(event["value"])]
         right, first = len(prints) - len(wrong), min(wrong, default=None)
         numbers[reader] = {"right": right, "first_wrong": first}
         print(f"{reader}: {right} of {len(prints)} prints right; commands before an error: {first}")
-    print(f"{numbers['commands']:,} commands; a blind guess has {numbers['blind']} prints right")
 
     if args.record:
         row = {"command": f"{parser.prog} {shlex.join(argv)}",

@@ -29,12 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from data import (Group, ReplTask, UserError, generator, number, one_line_errors, parse, run,
-                  stages, try_stages)
+from data import Group, ReplTask, UserError, generator, number, one_line_errors, parse, run
 from eval import evaluate_and_print
 from experiments import record, records, train_arm
 from models import MODELS, LinRNN, build, options_of
-from train import MOST_TRAINED, Recipe
+from train import Recipe
 
 LENGTHS = [(64, 8), (128, 16), (256, 32)]
 SOLVED = 0.995  # of the reveals at (128,16)
@@ -79,27 +78,23 @@ RATES = {  # chosen on S5, in results/arms_rates.jsonl; the linear RNN has those
     "transformer": {"lr": 1e-3, "matrix_lr": 5e-3}}
 
 
-def leave_out(rule, part):
-    """The rule with one part as it is for few variables, or `all` of them."""
-    if part == "all":
-        # Two wide heads are a part of the rule that was not left out alone.
-        conv_width = rule.model_options["conv_width"]
-        rule = rule._replace(model_options={"conv_width": conv_width})
-    if part in ("rate", "all"):
-        rule = rule._replace(recipe_options={})
-    if part in ("reveals", "all"):
-        rule = rule._replace(reveals_in_a_row=1)
-    if part in ("exchanges", "all"):
-        rule = rule._replace(sparse_commands=False)
-    return rule
-
-
 def make_task(arm):
-    """REPL traces by the rule of that arm. Its test traces are those of every other arm."""
-    task = ReplTask(Group(arm.group), arm.commands)
-    task.rule = leave_out(task.rule, arm.without)
-    task.model_options = task.rule.model_options
-    task.recipe_options = task.rule.recipe_options
+    """REPL traces by the rule, but for the part of it that is left out.
+
+    Only training is changed. The test traces are those of every other arm.
+    """
+    left_out = {arm.without}
+    if arm.without == "all":
+        left_out = {"rate", "reveals", "exchanges", "heads"}
+
+    sparse = False if "exchanges" in left_out else None
+    task = ReplTask(Group(arm.group), arm.commands, sparse)
+    if "reveals" in left_out:
+        task.rule = task.rule._replace(reveals_in_a_row=1)
+    if "rate" in left_out:
+        task.recipe_options = {}
+    if "heads" in left_out:  # the two wide ones, a part that was not left out alone
+        task.model_options = {"conv_width": task.model_options["conv_width"]}
     return task
 
 
@@ -203,7 +198,7 @@ def cost(model, batch, tokens):
 
     model: on the device `meta`.
     -> FLOPs of the matrix products and convolutions, forward and backward; bytes that are kept
-       for the backward; bytes of the state that a trace leaves behind, for all traces.
+       for the backward.
     """
     weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
     kept = {}
@@ -217,14 +212,13 @@ def cost(model, batch, tokens):
     inputs = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
     counter = FlopCounterMode(display=False)
     with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits, state = model.stream(inputs)
+        logits = model(inputs)
         F.cross_entropy(logits.flatten(0, 1), inputs.flatten()).backward()
-    state_bytes = sum(part.nbytes for part in state if part is not None)
-    return counter.get_total_flops(), sum(kept.values()), state_bytes
+    return counter.get_total_flops(), sum(kept.values())
 
 
 def plan(args):
-    """Weights, memory, FLOPs and hours of a training, stage by stage."""
+    """Weights, memory, FLOPs and hours of a training, for each stage of the usual curriculum."""
     task = ReplTask(Group(args.group or "S5"))
     options = options_of(LinRNN) | task.model_options
     for name in ("d_model", "heads", "layers"):
@@ -233,22 +227,20 @@ def plan(args):
     with torch.device("meta"):
         model = LinRNN(len(task.vocab), **options)
     weights = sum(weight.numel() for weight in model.parameters())
-    try_stages(task, args.lengths, args.batch, MOST_TRAINED)
 
     print(options)
     print(f"{weights:,} weights: {16 * weights / 1e9:.3f} GB with gradient, momentum and mean; "
           f"batches of {args.batch} traces\n")
-    print("   (L,S)  tokens a trace  MFLOP a token  GB kept  MB of state  "
-          f"hours of {TRACES:,} traces")
+    print(f"   (L,S)  tokens a trace  MFLOP a token  GB kept  hours of {TRACES:,} traces")
     total = 0
-    for length, spacing in args.lengths:
+    for length, spacing in Recipe().curriculum:
         batch = task.training_batch(1, length, spacing, generator(0, "valid"))
         tokens = batch.inputs.shape[1]
-        flops, kept, state = cost(model, args.batch, tokens)
+        flops, kept = cost(model, args.batch, tokens)
         hours = flops * TRACES / args.batch / args.flops / 3600
         total += hours
         print(f"{f'({length},{spacing})':>8} {tokens:15,} {flops / args.batch / tokens / 1e6:14.2f}"
-              f" {kept / 1e9:8.2f} {state / 1e6:12.2f} {hours:11.4f}")
+              f" {kept / 1e9:8.2f} {hours:11.4f}")
     print(f"   in all {total:.3f} hours at {args.flops:.3g} FLOP/s")
 
 
@@ -266,7 +258,6 @@ def main(argv=None):
     add("--heads", type=number(1))
     add("--layers", type=number(1))
     add("--batch", type=number(1, 10**5), default=16, help="traces a step")
-    add("--lengths", type=stages, default=Recipe().curriculum, help="stages LENGTH:SPACING,...")
     add("--flops", type=number(1, 1e21, float), default=ONE_CORE,
         help="FLOP/s that are reached, not those of a data sheet (default: those of our one core)")
     args = parse(parser, argv)

@@ -2,8 +2,8 @@
 
 A linear recurrence cannot pull a drifted state back: the steps that carry the state carry its
 error, too. But the state is a linear image of a permutation matrix P (inside.py, equation 1). So
-read P off the state, take the nearest permutation, and write its image back. No weight changes, no
-label is needed, and no state is listed: S26 has 4 * 10^26 of them.
+read P off the state, take the nearest permutation, and write its image back. No weight changes, and
+no state is listed: S26 has 4 * 10^26 of them.
 
 Finding (results/snap.jsonl). Put back after every command, every reveal is right in 32 of 32 traces
 of 8,192 commands: on five of five seeds of S5, on two of two of S8, S12 and S26, and on one seed of
@@ -26,7 +26,6 @@ Next: scale.py.
 """
 
 import argparse
-import json
 import re
 import shlex
 import sys
@@ -39,39 +38,43 @@ from torch import nn
 from data import UserError, generator, number, one_line_errors, parse, run, stages, try_stages
 from eval import device_of, evaluate_and_print
 from experiments import record, records
-from experiments.inside import (LinearImage, Untracked, collect_states, load_repl_run, read_heads,
+from experiments.inside import (LinearImage, collect_states, load_repl_run, nearest, read_heads,
                                 settling_tokens, tracking_heads, write_heads)
 from models import choose_device
 
 MOST_STATES = 1000  # S6 has 720; the 20,480 points of find_states show each of them many times
 
 
+class Untracked(UserError):
+    """The heads do not hold a state of the group: the model has not learned it."""
+
+
 # --- Putting a state back -------------------------------------------------------------------------
 
 def fit_image(model, task, heads):
-    """The LinearImage of these heads, and numbers that say how well it holds on 16 fresh traces.
+    """The LinearImage of these heads, and how well it holds on 16 fresh traces of 16 commands.
 
-    The fit takes 64 traces of 16 commands, or n^2 / 4: four states or more for each direction. The
-    labels are the model's own answers to a `print` of each variable.
-    Returns: (image, numbers). residual is the root of the mean square over the fresh states, and
-    residual_at_most the largest; margin is the smallest.
-    Raises: Untracked if fewer than 95% of the fresh states are read as the model answers.
+    The fit takes 64 traces, or n^2 / 4: four states or more for each direction.
+    Returns: (image, numbers). The residual is what the image leaves of the fresh states, as a share
+    of their spread.
+    Raises: Untracked if fewer than 95% of the fresh states are read as the permutation they hold.
     """
     if not heads:
         raise Untracked("no head of this model tracks; `python eval.py RUN` evaluates it alone")
     traces = max(64, task.group.degree**2 // 4)
-    states, perms = collect_states(model, task, heads, traces + 16, 16, 16,
-                                   generator(0, "valid", 16), ask=True)
+    states, perms = collect_states(model, task, heads, traces + 16, 16, generator(0, "valid", 16))
     image = LinearImage(heads, states[:traces], perms[:traces])
 
-    read, residual, margin = image.certify(states[traces:])
-    right = (read.cpu().numpy() == perms[traces:]).all(-1).mean()
+    fresh = states[traces:]
+    read = nearest(image.read(fresh)).cpu().numpy()
+    right = (read == perms[traces:]).all(-1).mean()
     if right < 0.95:
         raise Untracked(f"the heads do not hold the permutation: {right:.1%} of fresh states are "
-                        "read as the model answers; train longer")
-    return image, {"heads": heads, "directions": image.sizes.tolist(), "fitted": image.fitted,
-                   "residual": residual.square().mean().sqrt().item(),
-                   "residual_at_most": residual.max().item(), "margin": margin.min().item()}
+                        "read as what they are; train longer")
+
+    left = (fresh - image.correct(fresh)).norm()
+    residual = left / (fresh - fresh.mean((0, 1))).norm()
+    return image, {"heads": heads, "directions": image.sizes.tolist(), "residual": residual.item()}
 
 
 class Snapped(nn.Module):
@@ -130,7 +133,7 @@ def find_states(model, task, heads):
     Nothing is told about the group.
     Raises: Untracked if there is no gap, no second cluster, or more than MOST_STATES.
     """
-    states, _ = collect_states(model, task, heads, 2560, 8, 8, generator(0, "valid", 8, 8))
+    states, _ = collect_states(model, task, heads, 2560, 8, generator(0, "valid", 8, 8))
     points = states.flatten(0, 1).flatten(1)
 
     apart = torch.pdist(points[:2048].cpu()).sort()[0]  # the GPUs of Apple lack pdist
@@ -143,9 +146,8 @@ def find_states(model, task, heads):
         leaders = torch.cat([leaders, left[:1]])
         left = left[torch.cdist(left, left[:1])[:, 0] > (near + far) / 2]
     if far < 1.05 * near or not 1 < len(leaders) <= MOST_STATES:
-        raise Untracked("what the tracking heads hold does not fall into clusters: "
-                        f"{len(leaders):,} or more in {len(points):,} states, the widest gap from "
-                        f"{near:.3g} to {far:.3g}; train longer")
+        raise Untracked(f"what the tracking heads hold does not fall into 2 to {MOST_STATES:,} "
+                        "clusters: train longer, or take a smaller group")
 
     cluster = torch.cdist(points, leaders).argmin(1)
     sums = torch.zeros_like(leaders).index_add(0, cluster, points)
@@ -186,23 +188,19 @@ def transitions(model, task, heads, states):
 def compare(table, start, group, alphabet):
     """Is an automaton the group? Returns (agree, isomorphic): transitions that agree, and whether.
 
-    The start is the identity, and a command h leads from g to g h. So breadth first each element
-    gets the state to which a shortest word of it leads. The commands keep their names, so no other
-    naming can be an isomorphism. Hence table and group are isomorphic if and only if each state
-    stands for one element and every transition agrees.
+    The start is the identity. So each element gets the state to which a shortest word of it leads.
+    The commands keep their names, so no other naming can be an isomorphism. Hence table and group
+    are isomorphic if and only if each state stands for one element and every transition agrees.
     """
-    letters = group.index(alphabet)
-    state_of = np.full(group.order, -1)
-    state_of[0] = start
-    frontier = [0]
-    for element in frontier:  # the list grows while it is read
-        products = group.compose(element, letters)
-        for product, after in zip(products, table[state_of[element]]):
-            if state_of[product] < 0:
-                state_of[product] = after
-                frontier.append(product)
+    column = {command.tobytes(): number for number, command in enumerate(alphabet)}
+    state_of = np.empty(group.order, int)
+    for element, word in group.shortest_words(alphabet).items():
+        state = start
+        for command in word:
+            state = table[state, column[command.tobytes()]]
+        state_of[element] = state
 
-    products = group.compose(np.arange(group.order)[:, None], letters)
+    products = group.compose(np.arange(group.order)[:, None], group.index(alphabet))
     agree = int((table[state_of] == state_of[products]).sum())
     each_once = sorted(state_of) == list(range(len(table)))
     return agree, each_once and agree == table.size
@@ -211,19 +209,12 @@ def compare(table, start, group, alphabet):
 def extract(model, task, heads):
     """Whether the automaton inside the network is the group: a dict.
 
-    Neither the number of the states nor their meaning is told.
-    Raises: UserError for a group too large to be listed; Untracked.
+    Neither the number of the states nor their meaning is told.  Raises: Untracked.
     """
-    group = task.group
-    if group.order > MOST_STATES:
-        raise UserError(f"--extract lists every state, and {group.name} has {group.order:,}: "
-                        f"refused above {MOST_STATES:,} (S6 has 720). Without --extract states "
-                        "are read and put back whatever their number")
-
     states = find_states(model, task, heads)
     table, start, reach = transitions(model, task, heads, states)
-    agree, isomorphic = compare(table, start, group, task.alphabet)
-    return {"states": len(table), "order": group.order, "transitions": table.size,
+    agree, isomorphic = compare(table, start, task.group, task.alphabet)
+    return {"states": len(table), "order": task.group.order, "transitions": table.size,
             "agree": agree, "isomorphic": isomorphic, "reach": reach}
 
 
@@ -276,7 +267,6 @@ def main(argv=None):
     add("--interval", type=number(1), default=1, help="commands from snap to snap")
     add("--extract", action="store_true", help="compare the automaton inside with the group")
     add("--record", action="store_true", help="append the numbers to results/snap.jsonl")
-    add("--json", action="store_true", help="print the numbers as one JSON line at the end")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     argv = sys.argv[1:] if argv is None else argv
     args = parse(parser, argv)
@@ -288,25 +278,24 @@ def main(argv=None):
         device = choose_device(args.device)
         checkpoint, task, model = load_repl_run(args.run, device)
         try_stages(task, args.lengths, args.traces)
+
         heads = tracking_heads(model, task)
         image, found = fit_image(model, task, heads)
         print(f"tracking: heads {heads} (entry, head), {len(image.sizes)} directions, residual "
-              f"{found['residual']:.2f}, margin at least {found['margin']:.1f}")
-        numbers = {"config": checkpoint["config"], "tracking": found}
-        if args.extract:
-            numbers["extract"] = extract(model, task, heads)
-            print_automaton(task.group.name, numbers["extract"])
-
-    snapped = Snapped(model, task, image, args.interval)
-    numbers["results"] = evaluate_and_print(snapped, task, args.lengths, args.traces, args.seed)
-    if args.record:
+              f"{found['residual']:.2f}")
         row = {"command": f"{parser.prog} {shlex.join(argv)}",
-               "seed": checkpoint["config"]["seed"], **numbers, "device": device,
-               "minutes": (time.monotonic() - begin) / 60}
-        with one_line_errors(parser):
+               "seed": checkpoint["config"]["seed"], "config": checkpoint["config"],
+               "tracking": found, "device": device}
+
+        if args.extract:
+            row["extract"] = extract(model, task, heads)
+            print_automaton(task.group.name, row["extract"])
+
+        snapped = Snapped(model, task, image, args.interval)
+        row["results"] = evaluate_and_print(snapped, task, args.lengths, args.traces, args.seed)
+        row["minutes"] = (time.monotonic() - begin) / 60
+        if args.record:
             record("snap", row)
-    if args.json:
-        print(json.dumps(numbers))
 
 
 if __name__ == "__main__":

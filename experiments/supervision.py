@@ -74,7 +74,6 @@ class ProgramTask:
     question and the answer. Its `start` is the line that makes a state.
     """
 
-    closing = ""  # what follows the answer in its line
     mixed = False  # True: the programs of a training batch have lengths from 2 on
 
     def __init__(self):
@@ -97,17 +96,15 @@ class ProgramTask:
         return self.write([length] * batch, rng)
 
     def training_batch(self, batch, length, spacing, rng):
-        """The same, or programs of lengths from 2 on."""
-        if self.mixed:
-            return self.write(rng.integers(2, length + 1, batch), rng)
-        return self.write([length] * batch, rng)
+        lengths = rng.integers(2, length + 1, batch) if self.mixed else [length] * batch
+        return self.write(lengths, rng)
 
     def write(self, lengths, rng):
         rows, answers_at, all_states = [], [], []
         for length in lengths:
             lines, states, question, answer = self.program(length, rng)
             before = self.encode("\n".join([*lines, question]))
-            rows.append(before + self.encode(f"{answer}{self.closing}\n"))
+            rows.append(before + self.encode(f"{answer}\n"))
             answers_at.append(len(before))
             all_states += [self.encode(text) for text in states]
 
@@ -150,7 +147,6 @@ class PermutationTask(ProgramTask):
                ", 1", ", 2", ", 3", ", 4", ", a[0]", ", a[1]", ", a[2]", ", a[3]"]
     answer_width = 4
     chance = 1 / 24
-    closing = "]"
 
     def program(self, length, rng):
         items = (draw_symmetric(4, (), rng) + 1).tolist()
@@ -162,7 +158,7 @@ class PermutationTask(ProgramTask):
             items[i], items[j] = items[j], items[i]
             lines.append(f"a[{i}], a[{j}] = a[{j}], a[{i}]")
             states.append(", ".join(map(str, items)))
-        return lines, states, "assert a == [", states[-1]
+        return lines, states, "assert a == [", states[-1] + "]"
 
 
 class ArithmeticTask(ProgramTask):

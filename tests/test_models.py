@@ -5,31 +5,15 @@ import pytest
 import torch
 from conftest import needs_cuda
 from data import UserError
-from models import (MLP, MODELS, AttentionBlock, DeltaBlock, LanguageModel, LinRNN, LocalBlock,
-                    LSTMBlock, build, choose_device, rotate)
-from torch import nn
-from torch.nn import functional as F
-
-
-class GRUBlock(nn.Module):
-    """A mixer that is not in the spine."""
-
-    def __init__(self, d_model):
-        super().__init__()
-        self.gru = nn.GRU(d_model, d_model, batch_first=True)
-
-    def forward(self, x, state=None):
-        mixed, state = self.gru(x, state)
-        return x + mixed, state
-
+from models import (MLP, MODELS, AttentionBlock, DeltaBlock, LinRNN, LocalBlock, LSTMBlock,
+                    build)
 
 FRAMES = {
     "linrnn of two layers": lambda: LinRNN(11, 12, 3, layers=2, conv_width=4),
     "linrnn with three writes": lambda: LinRNN(11, 12, 3, householders=3),
     "linrnn without local block": lambda: LinRNN(11, 12, 3, conv_width=1),
     "transformer": lambda: build("transformer", 11, d_model=12, heads=3),
-    "lstm of two layers": lambda: build("lstm", 11, d_model=12, layers=2),
-    "a mixer of one's own": lambda: LanguageModel(11, 12, 2, 5, lambda: GRUBlock(12))}
+    "lstm of two layers": lambda: build("lstm", 11, d_model=12, layers=2)}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
@@ -40,6 +24,7 @@ def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(make, 
     model = FRAMES[make]().double()
     tokens = torch.randint(11, (2, 75))
     whole = model(tokens)
+
     for t in (1, 37, 74):
         other = tokens.clone()
         other[:, t] = (other[:, t] + 1) % 11
@@ -58,19 +43,6 @@ def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(make, 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["linrnn", "lstm"])
-def test_the_state_of_a_recurrence_does_not_grow(name):
-    """After 1,000 and after 100,000 tokens the same tensors, and finite logits."""
-    model, state, sizes = build(name, 11, d_model=8), None, set()
-    for length in [1_000] + 10 * [9_900]:
-        logits, state = model.stream(torch.randint(11, (1, length)), state)
-        mixers = [part if torch.is_tensor(part) else torch.cat(part) for part in state if part
-                  is not None]
-        sizes.add(sum(part.numel() for part in mixers))
-    assert len(sizes) == 1 and logits.isfinite().all()
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("make", [
     lambda: LocalBlock(6, 4), lambda: MLP(6), lambda: DeltaBlock(6, 2, 2.0, 2),
     lambda: AttentionBlock(6, 1), lambda: LSTMBlock(6)])
@@ -84,27 +56,20 @@ def test_a_block_adds_to_its_input_what_it_makes_of_the_normalised_input(make):
     assert (block(10 * x)[0] - 10 * x - added).abs().max() < 1e-10
 
 
-def test_every_step_has_its_eigenvalues_in_one_minus_beta_max_to_one():
-    """Unit keys and queries, beta in [0, beta_max], both ends of it reached, for each arm."""
-    for beta_max in (0.0, 1.0, 2.0):
-        block = DeltaBlock(8, 2, beta_max, 3)
-        q, k, _, beta = block.inputs_of_scan(100 * torch.randn(2, 50, 8))
-        assert q.norm(dim=-1).sub(1).abs().max() < 1e-5 and k.norm(dim=-1).sub(1).abs().max() < 1e-5
-        assert beta.min() >= 0 and beta.max() <= beta_max
-        block.project.weight.data *= 50
-        extreme = block.inputs_of_scan(torch.randn(2, 50, 8))[-1]
-        assert extreme.min() == 0 and extreme.max() == beta_max
-
-
 def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
-    """Plain loops over traces, tokens, heads and writes: gamma scales what is written, not how far
-    is forgotten, and each head is normalised by itself."""
+    """Plain loops over traces, tokens, heads and writes. Keys and queries have length 1, and beta
+    lies in [0, beta_max]: so all eigenvalues lie in [1 - beta_max, 1]. gamma scales what is
+    written, not how far is forgotten. Each head is normalised by itself."""
     heads, R, K = 2, 3, 4
     x = torch.randn(2, 5, 8).double()
     block = DeltaBlock(8, heads, 1.7, R).double().requires_grad_(False)
     block.out_norm.weight.copy_(torch.rand(K))
+    block.project.weight.mul_(20)  # then beta reaches both its ends
+
     q, k, v, strengths = block.project(block.norm(x)).split([8, 8 * R, 8 * R, 2 * R * heads], -1)
     strengths = (strengths / 6 + 0.5).clamp(0, 1)  # the hard sigmoid
+    assert strengths.min() == 0 and strengths.max() == 1
+
     out = torch.zeros(2, 5, heads, K).double()
     for b in range(2):
         for h in range(heads):
@@ -119,6 +84,7 @@ def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
                 query = q[b, t, h * K:h * K + K]
                 o = query / query.norm() @ S
                 out[b, t, h] = o / (o.square().mean() + torch.finfo(o.dtype).eps).sqrt()
+
     expected = x + block.out((out * block.out_norm.weight).flatten(2))
     assert (block(x)[0] - expected).abs().max() < 1e-6
 
@@ -135,29 +101,19 @@ def test_an_lstm_begins_by_remembering():
     torch.testing.assert_close(after, torch.tensor(2.0).sigmoid() * cell)
 
 
-def test_the_other_blocks_are_a_convolution_and_a_causal_softmax_over_rotated_keys():
-    """x + W gelu(conv(norm(x))) with torch's own Conv1d, zeros ahead of the first token; attention
-    without torch's own function."""
-    local, attention = LocalBlock(6, 4).double(), AttentionBlock(6, 1).double()
+def test_the_attention_block_is_a_causal_softmax_over_rotated_keys():
+    """The pair j of a key or a query is a complex number, turned by the angle t 10000^(-2j/K) at
+    token t. The real part of a product with a conjugate is the product of two vectors."""
+    block = AttentionBlock(6, 1).double()
     x = torch.randn(2, 9, 6).double()
-    window = F.pad(local.norm(x), (0, 0, 3, 0))
-    assert (local(x)[0] - x - local.out(F.gelu(local.conv(window.mT).mT))).abs().max() < 1e-10
-    q, k, v = attention.query_key_value(attention.norm(x)).chunk(3, -1)
-    weights = (rotate(q) @ rotate(k).mT / 6**0.5).exp().tril()
-    mixed = attention.out(weights / weights.sum(-1, keepdim=True) @ v)
-    assert (attention(x)[0] - x - mixed).abs().max() < 1e-10
+    q, k, v = block.query_key_value(block.norm(x)).chunk(3, -1)
+    j, t = torch.arange(3), torch.arange(9).unsqueeze(-1)
+    turn = torch.exp(1j * t * 10000.0 ** (-2 * j / 6))
+    q, k = (torch.complex(*vector.chunk(2, -1)) * turn for vector in (q, k))
 
-
-def test_rotary_positions_turn_each_pair_at_its_own_rate():
-    """The pair j is a complex number, turned by the angle t 10000^(-2j/K) at token t. So a score
-    depends on the distance of its two tokens only."""
-    x = torch.randn(3, 7, 6).double()
-    j, t = torch.arange(3), 4 + torch.arange(7).unsqueeze(-1)
-    turned = torch.complex(*x.chunk(2, -1)) * torch.exp(1j * t * 10000.0 ** (-2 * j / 6))
-    assert (rotate(x, 4) - torch.cat([turned.real, turned.imag], -1)).abs().max() < 1e-5
-    q, k = torch.randn(2, 6).double().unsqueeze(1).expand(2, 9, 6)
-    scores = rotate(q) @ rotate(k).mT
-    assert torch.allclose(scores[1:, 1:], scores[:-1, :-1], atol=1e-5) and scores[8].std() > 0.01
+    weights = ((q @ k.mH).real / 6**0.5).exp().tril()
+    mixed = block.out(weights / weights.sum(-1, keepdim=True) @ v)
+    assert (block(x)[0] - x - mixed).abs().max() < 1e-5  # the angles are rounded to float32
 
 
 def test_the_parameter_counts_are_within_15_percent_of_one_another():
@@ -171,16 +127,13 @@ def test_to_compile_one_model_leaves_all_others_as_they_are(monkeypatch):
     one, other = build("linrnn", 11), build("linrnn", 11)
     before = other.blocks[1].scan
     one.compile()
-    later = build("linrnn", 11)
-    assert one.blocks[1].scan is not before
-    assert other.blocks[1].scan is before and later.blocks[1].scan is before
+    assert one.blocks[1].scan is not before and other.blocks[1].scan is before
 
 
 @pytest.mark.parametrize("name, options, rule", [
     ("gpt", {}, "unknown model 'gpt': expected one of linrnn"),
     ("lstm", {"heads": 2, "beta_max": 1}, "lstm has no option beta_max, heads"),
     ("linrnn", {"beta_max": 2.5}, r"beta_max must lie in \[0, 2\]"),
-    ("linrnn", {"beta_max": float("nan")}, "beta_max"),
     ("linrnn", {"householders": 0}, "householders must be at least 1"),
     ("linrnn", {"heads": 5}, "heads must divide d_model"),
     ("transformer", {"d_model": 12}, "must be even"),
@@ -188,9 +141,3 @@ def test_to_compile_one_model_leaves_all_others_as_they_are(monkeypatch):
 def test_what_cannot_be_built_is_refused_before_it_takes_memory(name, options, rule):
     with pytest.raises(UserError, match=rule):
         build(name, 22, **options)
-
-
-def test_a_device_that_is_not_there_is_refused():
-    assert choose_device("cpu") == "cpu"
-    with pytest.raises(UserError, match="tpu is not there; this machine has cpu"):
-        choose_device("tpu")

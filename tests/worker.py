@@ -3,7 +3,8 @@
 tests/exercises.py starts it in a folder without solutions. Questions come in as JSON, on stdin: a
 few lines of code, their inputs, and the names of the values to send back. Each is answered by one
 line of JSON, with these values or with an error. What a submission prints goes elsewhere. So one
-that ends this process early, or prints what it likes, has shown nothing.
+that ends this process early, or prints what it likes, has shown nothing. course.py calls run, too:
+so what is expected is the project's own answer to the same question.
 """
 
 import json

@@ -9,10 +9,10 @@ from machine import SwapMachine
 
 import train
 from data import Group, ReplTask, generator
-from experiments.inside import (LinearImage, Untracked, ask_all, beta_by_place, collect_states,
-                                command_lines, delta_blocks, intervene, likeness, main, nearest,
-                                read_heads, read_off, right_hand_keys, scan_inputs, settled_ends,
-                                swap_machine_errors, tracking_heads, write_heads)
+from experiments.inside import (LinearImage, beta_by_place, collect_states, delta_blocks,
+                                in_commands, intervene, likeness, main, nearest, read_heads,
+                                read_off, right_hand_keys, scan_inputs, swap_machine_errors,
+                                tracking_heads, write_heads)
 from models import build
 from scan import delta_rule_recurrent, exchange_key
 
@@ -78,17 +78,14 @@ def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():
 
 # --- Beta and keys --------------------------------------------------------------------------------
 
-def test_the_lines_of_an_array_are_the_lines_of_the_text():
-    for row, lines in zip(traces(3, 12, 4), command_lines(TASK, traces(3, 12, 4), 12, 4)):
-        commands = re.findall(r">>> .*, .* = .*\n", TASK.decode(row))
-        assert [TASK.decode(line) for line in lines] == commands
-        assert len(commands) == 12
-
-
 def test_beta_and_keys_are_sorted_by_place_and_name():
     """Without a local block both depend on their token alone. So the key of a place and a name is
     that of the token there, up to its sign, and the mean beta of a place is that of its tokens."""
     model = make(conv_width=1)
+    lines, _ = in_commands(model, TASK)
+    for line in lines[::64]:
+        assert re.fullmatch(r">>> a, b, c, d = \w, \w, \w, \w\n", TASK.decode(line))
+
     symbols = torch.arange(len(TASK.vocab)).unsqueeze(0)
     _, k, _, beta = scan_inputs(model, symbols)[0]
     keys = right_hand_keys(model, TASK, 0, 1)
@@ -96,11 +93,8 @@ def test_beta_and_keys_are_sorted_by_place_and_name():
         for y, name in enumerate("abcd"):
             token, = TASK.encode(name if i == 0 else f", {name}")
             assert abs(keys[i, y] @ k[0, 1, token, 0]) > 1 - 1e-5
-
-    betas = beta_by_place(model, TASK)
-    lines = command_lines(TASK, traces(64, 64, 8), 64, 8)
-    expected = beta[0, :, lines.flatten(0, 1), 0].mean(1)  # [heads, lines of commands, place]
-    torch.testing.assert_close(betas, expected.unsqueeze(0))
+    expected = beta[0, :, lines, 0].mean(1)  # [heads, lines of commands, place]
+    torch.testing.assert_close(beta_by_place(model, TASK), expected.unsqueeze(0))
 
 
 def test_the_keys_of_the_machine_are_like_themselves_in_any_basis_and_others_are_not():
@@ -136,82 +130,46 @@ def test_an_intervention_narrows_one_head_and_is_undone(monkeypatch):
 
 @pytest.mark.parametrize("commands, mark", [("full", " = "), ("swap", "\n")])
 def test_a_command_has_settled_in_the_line_after_it(commands, mark):
-    """Up to each place the text holds one command more, whole, and ends with the mark."""
-    task = ReplTask(Group("S4"), commands)
-    tokens, _ = task.sample(1, 6, 3, generator(0, "valid"))
-    ends = settled_ends(task, 6, 3)
-    assert len(ends) == 5
-    for count, end in enumerate(ends, 1):
-        text = task.decode(tokens[0, :end])
-        assert text.endswith(mark) and len(re.findall(r", . = .*\n", text)) == count
+    """Ahead of each state the text holds one command more, whole, and ends with the mark."""
+    task, text = ReplTask(Group("S4"), commands), []
 
-
-def test_the_states_of_the_hand_built_head_are_the_permutations_and_so_are_its_answers():
-    """Slot x holds the value of variable x after each command; the spares are empty again. Asked
-    for each variable, a model that names the first value as the second, and the second as the
-    first, is taken at its word."""
-    class Renamed(SwapMachine):
+    class Listener(torch.nn.Module):
         def stream(self, tokens, state=None):
-            logits, state = super().stream(tokens, state)
-            first, second, *_ = self.task.value_tokens
-            logits[..., [first, second]] = logits[..., [second, first]]
-            return logits, state
+            text.append(task.decode(tokens[0]))
+            return None, [torch.full((1, 1, 1, 1), len("".join(text)))]
 
-    found = []
-    for machine, ask in [(SwapMachine("S4"), False), (Renamed("S4"), True)]:
-        rng = generator(0, "valid")
-        found.append(collect_states(machine, machine.task, HEADS, 6, 10, 5, rng, ask))
-    (states, perms), (asked, renamed) = found
+    ends, _ = collect_states(Listener(), task, HEADS, 1, 5, generator(0, "valid"))
+    assert ends.shape == (1, 5, 1, 1, 1)
+    for count, end in enumerate(ends.flatten(), 1):
+        read = "".join(text)[:end]
+        assert read.endswith(mark) and len(re.findall(r", . = .*\n", read)) == count
+
+
+def test_the_states_of_the_hand_built_head_are_the_permutations():
+    """Slot x holds the value of variable x after each command; the spares are empty again."""
+    machine = SwapMachine("S4")
+    states, perms = collect_states(machine, machine.task, HEADS, 6, 10, generator(0, "valid"))
     assert states.shape == (6, 10, 1, 8, 4) and len(np.unique(perms.reshape(60, 4), axis=0)) > 10
     assert (states[:, :, 0, :4] - torch.from_numpy(np.eye(4)[perms])).abs().max() < 1e-10
     assert states[:, :, 0, 4:].abs().max() < 1e-10
-    assert torch.equal(asked, states)
-    assert (renamed == np.array([1, 0, 2, 3])[perms]).all()
-
-
-def test_each_question_starts_from_the_same_state():
-    """What a model has read when it answers: the past and one question, for each variable."""
-    task, read = ReplTask(Group("S3")), []
-
-    class Listener(torch.nn.Module):
-        def stream(self, tokens, state):
-            read.append([past + task.decode(row) for past, row in zip(state, tokens)])
-            logits = torch.zeros(*tokens.shape, len(task.vocab))
-            logits[:, -1, task.value_tokens[len(read) % 3]] = 1
-            return logits, read[-1]
-
-    answers = ask_all(Listener(), task, ["one; ", "two; "], 2)
-    assert answers.tolist() == [[1, 2, 0]] * 2
-    assert read == [[f"{past}; >>> print('{x}', {x})\n{x} " for past in ("one", "two")]
-                    for x in "abc"]
 
 
 # --- The permutation in a state -------------------------------------------------------------------
 
-def image_of(name, count=400):
-    """The image fitted to states that are a random linear map of permutation matrices; a function
-    that makes such states; and the permutations."""
-    group = Group(name)
-    perms = group.draw((count,), generator(0, "valid"))
-    mix = torch.randn(group.degree**2, 2, 7, 9).double()
-
-    def make_states(perms):
-        return torch.tensordot(torch.eye(group.degree).double()[perms].flatten(1), mix, 1) + 3.0
-
-    return LinearImage([(1, 0), (1, 1)], make_states(perms), perms), make_states, perms
-
-
-@pytest.mark.parametrize("name, directions", [
-    ("S5", 16), ("A5", 16), ("A3", 2), ("Z7", 6), ("D6", 9), ("D5", 8), ("D4", 5), ("A4xZ5", 13)])
-def test_a_group_spans_as_many_directions_as_its_parts_say(name, directions, monkeypatch):
-    """(n - 1)^2 for S_n and A_n, n - 1 for Z_n, 2n - 3 or 2n - 2 for D_n, and sums for products. A
-    state is read and written without loss."""
+@pytest.mark.parametrize("name, directions", [("S5", 16), ("A5", 16), ("Z7", 6), ("D6", 9),
+                                              ("A4xZ5", 13)])
+def test_a_random_linear_image_is_read_and_written_without_loss(name, directions, monkeypatch):
+    """States that are a random linear map of permutation matrices span (n - 1)^2 directions of S_n
+    and A_n, n - 1 of Z_n, 9 of D6, and of a product the sum. A state near one is put onto it."""
     monkeypatch.setattr("experiments.inside.SHORTEST", 1e-6)  # random maps have short directions
-    image, make_states, perms = image_of(name)
+    perms = Group(name).draw((400,), generator(0, "valid"))
+    P = torch.eye(perms.shape[1]).double()[perms]
+    states = torch.tensordot(P.flatten(1), torch.randn(P[0].numel(), 2, 7, 9).double(), 1) + 3.0
+    image = LinearImage([(1, 0), (1, 1)], states, perms)
     assert len(image.sizes) == directions
-    P = image.read(make_states(perms))
-    assert (P - torch.eye(image.n)[perms]).abs().max() < 1e-10
-    assert (image.correct(make_states(perms)) - make_states(perms)).abs().max() < 1e-10
+    assert (image.read(states) - P).abs().max() < 1e-10
+    bent = states + 0.1 * torch.randn_like(states)
+    assert (image.correct(bent) - states).abs().max() < 1e-10
 
 
 def test_a_direction_that_the_head_does_not_use_is_not_read():
@@ -225,62 +183,16 @@ def test_a_direction_that_the_head_does_not_use_is_not_read():
     assert (nearest(image.read(states[300:])).numpy() == perms[300:]).all()
 
 
-def test_answers_that_are_no_permutation_do_not_spoil_the_fit():
-    """Noisy states of S20, and one answer in 300 that names a value twice: five states are left
-    out. If each answer is of this kind, there is nothing to fit."""
-    perms = Group("S20").draw((1500,), generator(0, "valid"))
-    states = torch.eye(20)[perms].unsqueeze(1) + 0.1 * torch.randn(1500, 1, 20, 20)
-    answers = perms.copy()
-    answers[::300, 0] = answers[::300, 1]
-    image = LinearImage([(1, 0)], states, answers)
-    assert image.fitted == 1495 and len(image.sizes) == 361
-    assert (nearest(image.read(states)).numpy() == perms).all()
-    with pytest.raises(Untracked, match="no answer is one"):
-        LinearImage([(1, 0)], states, 0 * perms)
-
-
 def test_the_nearest_permutation_is_found_if_no_entry_is_off_by_a_half():
-    """Against all 120 of S5 by distance."""
-    perms = torch.from_numpy(Group("S5").elements)
-    P = torch.eye(5)[perms] + 0.98 * (torch.rand(120, 5, 5) - 0.5)
-    assert torch.equal(nearest(P), perms)
-    apart = torch.cdist(P.flatten(1), torch.eye(5)[perms].flatten(1))
-    assert torch.equal(apart.argmin(1), torch.arange(120))
+    """Against all by distance: near each of S5; and where two rows have their largest entry in the
+    first column, so that row by row there is no permutation."""
+    bent = torch.tensor([[0.50, 0.30, 0.20], [0.45, 0.30, 0.25], [0.05, 0.40, 0.55]])
+    near = torch.eye(5)[Group("S5").elements] + 0.98 * (torch.rand(120, 5, 5) - 0.5)
+    for P in (bent.expand(2, 3, 3), near):
+        perms = torch.from_numpy(Group(f"S{P.shape[-1]}").elements)
+        apart = torch.cdist(P.flatten(1), torch.eye(P.shape[-1])[perms].flatten(1))
+        assert torch.equal(nearest(P), perms[apart.argmin(1)])
     assert nearest(torch.rand(4, 1, 3, 3)).shape == (4, 1, 3)
-
-
-def test_a_state_is_put_on_one_permutation_also_where_two_variables_claim_one_value():
-    """Two rows of P have their largest entry in the first column, so row by row there is no
-    permutation; and .5 against .45 is no clear choice, so a softmax is none either. The nearest
-    permutation is the identity, and its image is exact."""
-    perms = Group("S3").elements
-    image = LinearImage([(1, 0)], torch.eye(3).double()[perms].unsqueeze(1), perms)
-    P = torch.tensor([[0.50, 0.30, 0.20], [0.45, 0.30, 0.25], [0.05, 0.40, 0.55]],
-                     dtype=torch.float64)
-    assert (image.read(P.view(1, 1, 3, 3)) - P).abs().max() < 1e-10
-    corrected = image.correct(P.view(1, 1, 3, 3))
-    assert (corrected - torch.eye(3)).abs().max() < 1e-10
-
-
-def test_the_residual_and_the_margin_are_those_of_their_definition():
-    """Of states with noise, one by one: the distance of S from its image, over the rms distance of
-    the states from their mean; and of P from all permutations with two values exchanged."""
-    image, make_states, perms = image_of("S4")
-    exact = make_states(perms)
-    states = exact[:10] + 0.4 * torch.randn(10, 2, 7, 9)
-    found, residual, margin = image.certify(states)
-    assert (found.numpy() == perms[:10]).all()
-    spread = (exact - exact.mean(0)).flatten(1).norm(dim=1).square().mean().sqrt()
-    expected = (states - exact[:10]).flatten(1).norm(dim=1) / spread
-    torch.testing.assert_close(residual, expected, rtol=0, atol=1e-10)
-    for P, perm, value in zip(image.read(states), perms, margin):
-        wrong = []
-        for i in range(4):
-            for j in range(i):
-                exchanged = perm.copy()
-                exchanged[[i, j]] = perm[[j, i]]
-                wrong.append((P - torch.eye(4)[exchanged]).norm())
-        assert abs(value - min(wrong) / (P - torch.eye(4)[perm]).norm()) < 1e-10
 
 
 def test_the_permutation_is_read_off_the_head_that_holds_it_and_off_no_other():

@@ -32,16 +32,6 @@ def gcd(a, b):
         a, b = b, a % b
     return a
 
-def first_above(numbers, limit):
-    """The docstring and print alter nothing."""
-    for place, number in enumerate(numbers):
-        if number <= limit: continue
-        elif number == 7: pass
-        print(place); break
-    else:
-        place = None
-    return place
-
 def rotate(xs, k):
     xs[:] = xs[k:] + xs[:k]
     ys = xs
@@ -65,32 +55,9 @@ def from_an_iterator(xs):
         return list(rest)
     return next(rest, None)
 
-def is_prime(n: int, begin=2) -> bool:
-    for d in range(begin, n):
-        if n % d == 0:
-            return False
-    return n > 1
-
-def primes_below(n):
-    found = []
-    for i in range(n):
-        if i and is_prime(i) and not is_prime(begin=2, n=i + 1):
-            found.append(i)
-    return found
-
-def square(x):
+def square(x: int) -> int:
     d = x * x
     return d
-
-def swap_first(xs):
-    xs[0], xs[1] = xs[1], xs[0]
-    return 10
-
-def order_counts(xs):
-    rows = [[]]
-    rows[0].append(square(2))
-    swap_first(xs)
-    return xs[0] + 2 * swap_first(xs) + xs[0], [len(xs), swap_first(xs)], rows
 
 def factorial(n):
     if n < 2:
@@ -102,27 +69,25 @@ def vowels(text, forloop0=1):
         forloop0 += sum(letter in LETTERS for letter in letter) * WEIGHTS[0]
     return forloop0
 
-def keywords(xs):
-    return difference(b=xs.pop(), a=xs.pop())
+def without_words_of_their_own(xs):
+    """print alters nothing."""
+    rows = [[]]
+    for row in rows:
+        row.append({3, 8, len(rows)}); print(row); continue
+    try:
+        total = sum(map(square, xs)) / 0
+    except ZeroDivisionError:
+        xs.sort(key=lambda x: -x)
+        total = [square(x) for x in xs]
+    return rows, total, list(squares(3))
 
-def difference(a, b):
-    return a - b
+def squares(n):
+    for i in range(n):
+        yield square(i)
 '''
-CASES = [("gcd", 48, 18), ("first_above", [1, 5, 9], 4), ("first_above", [1, 2], 4),
-         ("first_above", [7], 4), ("rotate", [1, 2, 3, 4, 5], 2), ("last_of", [1, 2, 3, 4, 5]),
+CASES = [("gcd", 48, 18), ("rotate", [1, 2, 3, 4, 5], 2), ("last_of", [1, 2, 3, 4, 5]),
          ("last_of", []), ("from_an_iterator", [1, 3, 5]), ("from_an_iterator", [1, 2, 4]),
-         ("primes_below", 12), ("order_counts", [4, 5]), ("factorial", 5), ("vowels", "queue"),
-         ("keywords", [1, 5])]
-# The body of a function of x, which is 0; the line that is refused, and a word of the refusal.
-REFUSED = [
-    ("return sorted(x, key=lambda y: -y)", 1, "lambda"), ("import math", 1, "import"),
-    ("return math.sqrt(x)", 1, "math"), ("try: return 1\n    finally: pass", 1, "try"),
-    ("yield x", 1, "yield"), ("return input(x)", 1, "input"),
-    ("return [square(y) for y in x]", 1, "square() must be called in a line of its own"),
-    ("x[square(0)] = 1", 1, "a line of its own"), ("return list(map(square, x))", 1, "square"),
-    ("y = 1\n    return y / x", 2, "division by zero"), ("return bad(x)", 1, "Recursion"),
-    ("while True:\n        x += 1", 2, "still running after 50 "), ("return square(x, x)", 1,
-    "square()"), ("return x.__class__", 1, "__class__"), ("return float('nan')", 0, "result")]
+         ("factorial", 5), ("vowels", "queue"), ("without_words_of_their_own", [2, 3])]
 
 
 def module_of(source, path):
@@ -148,6 +113,7 @@ def assert_straight(function, args):
     *body, last = ast.parse(text).body
     assert {type(node) for node in body} <= {ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete,
                                              ast.Expr}
+    assert "lambda" not in text
     exec(text, {})
     assert text.splitlines()[-1].startswith("assert (")
     assert eval(ast.unparse(last.test.comparators[0])) == function(*copy.deepcopy(args))
@@ -194,18 +160,23 @@ def test_a_trace_reads_as_in_the_header(examples):
     said = [line[34:] for line in programs.__doc__.splitlines()[4:9]]
     assert trace(examples.gcd, 12, 8).splitlines() == said
     assert trace(examples.last_of, [3, 1]).splitlines() == [
-        "stack = [3, 1]", "total = 0", "stack.pop() != 3", "total += 1", "stack.pop() != 3",
-        "assert ((total, stack)) == (1, [])"]
+        "stack = [3, 1]", "total = 0", "stack and stack.pop() != 3", "total += 1",
+        "stack and stack.pop() != 3", "assert (total, stack) == (1, [])"]
+    assert trace(examples.factorial, 2).splitlines() == [
+        "n = 2", "factorial1_n = 1", "factorial1 = 1", "assert (n * factorial1) == 2"]
 
 
-@pytest.mark.parametrize("body, line, words", REFUSED)
+# The body of a function of x, which is 0; the line that is refused, and a word of the refusal.
+@pytest.mark.parametrize("body, line, words", [
+    ("y = 1\n    return y / x", 2, "division by zero"), ("return bad(x)", 1, "Recursion"),
+    ("while True:\n        x += 1", 2, "still running after 50 "),
+    ("return float('nan')", 0, "result"), ("return lambda: x", 0, "result")])
 def test_what_cannot_be_traced_is_refused_with_file_and_line(tmp_path, body, line, words):
     path = tmp_path / "bad.py"
-    helper = "import math\ndef square(x): return x * x\n"
-    function = module_of(f"{helper}def bad(x):\n    {body}\n", path).bad
+    function = module_of(f"def bad(x):\n    {body}\n", path).bad
     with pytest.raises(UserError) as refusal:
         trace(function, 0, steps=1000 if "Recursion" in words else 50)
-    assert str(refusal.value).startswith(f"{path}:{3 + line}: ") and words in str(refusal.value)
+    assert str(refusal.value).startswith(f"{path}:{1 + line}: ") and words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
@@ -253,12 +224,13 @@ def test_an_exchange_in_a_function_is_one_of_its_own_variables():
 @pytest.mark.parametrize("source, line, words", [
     ("a = 1\nb = (\n", 2, "SyntaxError"), ("import os\n", 1, "import"),
     ("open('x', 'w')\n", 1, "open"), ("x = 'a'\nx.__class__\n", 2, "__class__"),
+    ("try:\n    a = 1\nexcept:\n    pass", 1, "try"),
     (START + "while 1: a, b = b, a\n", 2, "still"), (START + "x = 1 / 0\n", 2, "ZeroDivision"),
     (START + "temp = a\na = b\nb = temp\n", 3, "only be exchanged"),
     (START + "for a in [2]:\n    pass\n", 2, "exchanged"), (START + "del a\n", 2, "exchanged"),
     ("e, b, c, d, a = 1, 2, 3, 4, 5\n", 1, "must begin as"),
     (START + "x = 3\nprint('x', x)\n", 3, "as in print('a', a)"),
-    ("print('a', a)\n", 1, "after all of them"),
+    ("a = 1\nprint('a', a)\n", 2, "after all of them"),
     (START + "a, b = b, a\n", 2, "without a print")])
 def test_a_program_that_makes_no_session_is_refused(source, line, words):
     with pytest.raises(UserError) as refusal:
@@ -305,13 +277,10 @@ def test_the_command_prints_both_answers_beside_the_true_value(tmp_path, monkeyp
 
 
 def test_bad_input_is_told_in_one_line(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr(programs, "play_apart", lambda file, names: play(
-        Path(file).read_text(), file, names, steps=50))
     path = tmp_path / "bad.py"
-    path.write_text(START + "while True:\n    a, b = b, a\n", encoding="utf-8")
-    refused(programs.main, [RUN, path], f"{path}:3: ", "after 50 statements")
+    path.write_text(START + "a = b\n", encoding="utf-8")
+    refused(programs.main, [RUN, path], f"{path}:2: ", "must begin as")
     refused(programs.main, [RUN, tmp_path / "missing.py"], "missing.py", "No such file")
-    refused(programs.main, [tmp_path, path], "model.pt")
     refused(programs.main, [RUN], "FILE")
 
     # The model knows exchanges of two variables, and the program turns three.

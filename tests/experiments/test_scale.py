@@ -1,7 +1,4 @@
-"""The rule for many variables, the runs without a part of it, and the plan for other sizes.
-
-Oracles: the real interpreter, and counts by hand.
-"""
+"""The rule for many variables, the runs without a part of it, and the plan for other sizes."""
 
 import json
 
@@ -11,23 +8,21 @@ import torch
 from conftest import session, typed_lines
 
 import experiments
-from data import Group, ReplTask, generator, rule_for
+from data import Group, ReplTask, generator
 from experiments import scale
-from experiments.scale import ARMS, Arm, leave_out, make_recipe, make_task
+from experiments.scale import ARMS, Arm, make_recipe, make_task
 from models import LinRNN
+from train import Recipe
 
 
 # --- The rule, and the rule without a part --------------------------------------------------------
 
-@pytest.mark.parametrize("name, commands, spacing", [
-    ("S8", "full", 2), ("S26", "full", 1), ("S26", "swap", 1), ("A9", "full", 1)])
-def test_a_real_interpreter_prints_what_a_training_batch_of_a_large_group_shows(
-        name, commands, spacing):
+@pytest.mark.parametrize("name, commands", [("S26", "full"), ("S26", "swap"), ("A9", "full")])
+def test_a_real_interpreter_prints_what_a_training_batch_of_a_large_group_shows(name, commands):
     """n // 4 reveals in a row, and the values in them are the targets that count."""
     task = ReplTask(Group(name), commands)
-    batch = task.training_batch(3, 4, spacing, generator(1, "train", 0))
-    row = task.group.degree // 4
-    assert batch.reveals.sum(1).tolist() == 3 * [4 // spacing * row]
+    batch = task.training_batch(3, 4, 1, generator(1, "train", 0))
+    assert (batch.reveals.sum(1) == 4 * (task.group.degree // 4)).all()
     for inputs, targets, reveals in zip(*batch[:3]):
         text = task.decode([inputs[0], *targets])
         assert session(typed_lines(text)) == text
@@ -36,24 +31,15 @@ def test_a_real_interpreter_prints_what_a_training_batch_of_a_large_group_shows(
 
 
 @pytest.mark.parametrize("part, changed", [
-    ("none", set()), ("rate", {"recipe_options"}), ("reveals", {"reveals_in_a_row"}),
-    ("exchanges", {"sparse_commands"}),
-    ("all", {"model_options", "recipe_options", "reveals_in_a_row", "sparse_commands"})])
+    ("none", {}), ("rate", {"rate"}), ("reveals", {"reveals"}), ("exchanges", {"exchanges"}),
+    ("all", {"rate", "reveals", "exchanges", "heads"})])
 def test_an_arm_lacks_the_part_that_it_names_and_nothing_else(part, changed):
-    """What is left out is as it is for five variables, but for the width of the convolution."""
-    rule, few = rule_for(12), rule_for(5)
-    without = leave_out(rule, part)
-    found = {name for name in rule._fields if getattr(rule, name) != getattr(without, name)}
-    assert found == changed
-    for name in changed - {"model_options", "recipe_options"}:
-        assert getattr(without, name) == getattr(few, name)
-    if part == "all":
-        assert without.model_options == {"conv_width": 15}
-
-    recipe = make_recipe(Arm("S12", without=part), make_task(Arm("S12", without=part)), 3)
-    expected = few if part in ("rate", "all") else rule
-    assert recipe.seed == 3 and {"lr": recipe.lr, "matrix_lr": recipe.matrix_lr} == (
-        expected.recipe_options)
+    whole, task = make_task(Arm("S12")), make_task(Arm("S12", without=part))
+    same = {"rate": task.recipe_options == whole.recipe_options,
+            "reveals": task.rule.reveals_in_a_row == whole.rule.reveals_in_a_row,
+            "exchanges": task.sparse == whole.sparse,
+            "heads": task.model_options == whole.model_options}
+    assert {part for part, kept in same.items() if not kept} == {*changed}
 
 
 # --- The runs and their tables --------------------------------------------------------------------
@@ -77,13 +63,17 @@ def test_a_study_trains_what_has_no_record_with_the_options_of_the_rule(tmp_path
 
 
 def test_every_record_is_a_run_of_the_study_and_every_run_has_one():
+    """With the rates and the sizes that the rule, or what is left of it, says."""
     found = []
     for arm in ARMS:
         rows = scale.records_of(arm)
         assert sorted(row["seed"] for row in rows) == list(range(arm.seeds)), arm
+        task = make_task(arm)
+        recipe = make_recipe(arm, task, 0)
         for row in rows:
-            recipe = make_recipe(arm, make_task(arm), 0)
             assert (row["lr"], row["matrix_lr"]) == (recipe.lr, recipe.matrix_lr)
+            for name in row["options"].keys() & task.model_options.keys():
+                assert row["options"][name] == task.model_options[name]
         found += rows
     assert len(found) == len(experiments.records("scale"))
 
@@ -113,15 +103,13 @@ def test_the_sentences_about_the_records_are_true():
 
 def test_the_costs_of_a_step_are_those_of_its_weights_tokens_and_traces():
     """FLOPs: at least six for each weight and token, two forward and four backward; the scan adds
-    its own. State: layers x heads x K x K numbers of four bytes and conv_width - 1 inputs, for each
-    trace. What is kept for the backward grows with the tokens, and not with the weights."""
+    its own. What is kept for the backward grows with the tokens, and not with the weights."""
     with torch.device("meta"):
         model = LinRNN(7, d_model=12, heads=3, layers=2, conv_width=5)
     dense = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1) - 7 * 12
-    flops, kept, state = scale.cost(model, 2, 64)
+    flops, kept = scale.cost(model, 2, 64)
     assert 6 * dense * 2 * 64 < flops < 2 * 6 * dense * 2 * 64
-    assert state == 2 * 4 * (2 * 3 * 4 * 4 + 4 * 12)
-    twice, longer, _ = scale.cost(model, 2, 128)
+    twice, longer = scale.cost(model, 2, 128)
     assert 1.9 < longer / kept < 2.1 and twice == 2 * flops
 
 
@@ -131,20 +119,21 @@ def test_a_plan_is_within_a_factor_of_two_of_the_recorded_minutes(name):
     rows = scale.records_of(Arm(name))
     with torch.device("meta"):
         model = LinRNN(len(ReplTask(Group(name)).vocab), **rows[0]["options"])
-    flops, _, _ = scale.cost(model, 1, 512)
+    flops, _ = scale.cost(model, 1, 512)
     seconds = [60 * row["minutes"] * row["threads"] / row["tokens"] for row in rows]
     assert 0.5 < flops / 512 / scale.ONE_CORE / np.median(seconds) < 2
 
 
-def test_a_plan_names_weights_and_hours_and_refuses_what_cannot_be(capsys, refused):
-    scale.main("--plan --group S3 --d-model 32 --heads 2 --lengths 2:1,4:2 --batch 2 "
-               "--flops 1e6".split())
+def test_a_plan_names_weights_and_hours(capsys):
+    scale.main("--plan --group S3 --d-model 32 --heads 2 --batch 2 --flops 1e6".split())
     shown = capsys.readouterr().out
     model = LinRNN(len(ReplTask(Group("S3")).vocab), d_model=32, heads=2, conv_width=6)
     assert f"{sum(weight.numel() for weight in model.parameters()):,} weights" in shown
     rows = [line.split() for line in shown.splitlines() if line.lstrip().startswith("(")][1:]
-    for (_, tokens, flops, *_, hours), (length, spacing) in zip(rows, [(2, 1), (4, 2)]):
+    for (_, tokens, flops, *_, hours), (length, spacing) in zip(rows, Recipe().curriculum):
         assert int(tokens) == 15 + 9 * length + 11 * length // spacing - 1
         assert float(hours) == pytest.approx(15000 / 3600 * int(tokens) * float(flops), rel=0.1)
-    refused(scale.main, ["--plan", "--lengths", "3:2"], "multiple")
+
+
+def test_a_group_that_has_no_runs_is_refused(refused):
     refused(scale.main, ["--group", "S4"], "S4", "S3, S5")

@@ -128,25 +128,6 @@ def test_without_an_auxiliary_loss_it_is_the_loss_of_train(name):
         assert math.isclose(numbers[key], expected[key], rel_tol=1e-9)
 
 
-def test_the_losses_of_a_mixed_batch_are_means_over_real_tokens_of_each_program_alone():
-    task = TASKS["arithmetic"]()
-    task.mixed = True
-    batch, model = task.training_batch(4, 5, 1, rng(8)), model_of(task)
-    _, found = losses_of(model, task, batch, "mixed")
-    tokens, answers, right = [], [], []
-    for inputs, targets, reveals in zip(batch.inputs, batch.targets, batch.reveals):
-        real = targets != IGNORED
-        alone = torch.from_numpy(inputs[real])[None]  # nothing behind it
-        log_p = model(alone)[0].log_softmax(-1).tolist()
-        losses = np.array([-row[target] for row, target in zip(log_p, targets[real])])
-        tokens += [*losses]
-        answers += [*losses[reveals[real]]]
-        right.append((np.argmax(log_p, -1) == targets[real])[reveals[real]].all())
-    assert abs(found["loss"] - np.mean(tokens)) < 1e-10
-    assert abs(found["reveal_loss"] - np.mean(answers)) < 1e-10
-    assert found["reveal_accuracy"] == np.mean(right)
-
-
 def last_vector(model, tokens):
     """The hidden vector at the end of a text, which is read no further: [D]."""
     tokens = torch.as_tensor(tokens)[None]
@@ -155,11 +136,9 @@ def last_vector(model, tokens):
 
 def hidden_by_prefix(model, batch):
     """The hidden vector at each end, of the text up to that end: [lines, D]."""
-    vectors = []
-    for tokens, ends in zip(batch.inputs, batch.ends):
-        for end in ends.nonzero()[0]:
-            vectors.append(last_vector(model, tokens[:end + 1]))
-    return torch.stack(vectors)
+    rows, ends = batch.ends.nonzero()
+    return torch.stack([last_vector(model, batch.inputs[row, :end + 1])
+                        for row, end in zip(rows, ends)])
 
 
 @pytest.mark.parametrize("name", ["parity", "permutations", "traces"])
@@ -175,28 +154,27 @@ def test_the_linear_loss_is_that_of_each_token_from_the_vector_at_the_end_of_its
     assert abs(found["auxiliary"] - np.mean(losses)) < 1e-10
 
 
-def test_the_decoder_s_losses_are_those_of_a_distribution_over_states():
-    """The loss of a state is the sum of those of its tokens, and each follows from the vector and
-    the tokens before: so the probabilities of all that can stand at a place sum to 1."""
+def test_the_decoder_gives_each_token_a_probability_from_the_vector_and_the_tokens_before():
+    """So the probabilities of all that can stand at a place sum to 1."""
     task = TASKS["permutations"]()
     batch, model = task.training_batch(2, 3, 1, rng(10)), model_of(task, "decoder")
     hidden, told = hidden_by_prefix(model, batch), torch.from_numpy(batch.states)
-    width = told.shape[1]
 
     def nll(vector, state):  # of all its tokens
         loss = loss_of_states(model, task, "decoder", vector[None], state[None])
         return loss.item() * len(state)
 
-    _, found = losses_of(model, task, batch, "decoder")
-    mean = np.mean([nll(*pair) / width for pair in zip(hidden, told)])
-    assert abs(found["auxiliary"] - mean) < 1e-10
-    for place in range(width):
+    for place in range(told.shape[1]):
         state, total = told[5, :place + 1].clone(), 0
         before = nll(hidden[5], told[5, :place]) if place else 0
         for token in range(len(task.vocab)):
             state[place] = token
             total += math.exp(before - nll(hidden[5], state))
         assert abs(total - 1) < 1e-10
+
+    _, found = losses_of(model, task, batch, "decoder")
+    mean = np.mean([nll(*pair) / told.shape[1] for pair in zip(hidden, told)])
+    assert abs(found["auxiliary"] - mean) < 1e-10
     assert nll(hidden[5], told[5]) != nll(hidden[4], told[5])
 
 
@@ -238,45 +216,22 @@ def test_the_stages_double_their_length_and_then_thin_out_their_reveals():
     assert stages_of("linear", 8, 4) == [(8, 4)]
 
 
-@pytest.fixture
-def run_parity(monkeypatch):
-    """Runs a small model on programs of two lines -> the row that would be recorded, the checks."""
-    rows, checks = [], []
-    share_of_unseen = supervision.share_of_unseen
-
-    def share(*arguments):
-        checks.append(share_of_unseen(*arguments))
-        return checks[-1]
-
-    monkeypatch.setattr(supervision, "build",
-                        lambda name, size: build(name, size, d_model=16, heads=2, conv_width=4))
-    monkeypatch.setattr(supervision, "record", lambda name, row: rows.append(row))
-    monkeypatch.setattr(supervision, "share_of_unseen", share)
-    monkeypatch.setattr(supervision, "LAST_STEPS", 7)
-
-    def run(arm, budget):
-        supervision.run_cell({"task": "parity", "arm": arm, "model": "linrnn", "length": 2,
-                              "spacing": 1, "seed": 0, "budget": budget})
-        return rows[-1], checks
-    return run
-
-
-def test_a_run_without_success_is_checked_until_its_budget_is_spent(run_parity, monkeypatch):
-    """After 10 steps, 20 and so on, and at last at the budget."""
-    monkeypatch.setattr(supervision, "log_probabilities",
-                        lambda model, inputs, reveals: np.zeros((*inputs[:, :1].shape, 7)))
-    row, checks = run_parity("next", 16 * 34)
-    assert row["solved"] is None and row["steps"] == 34 and len(checks) == 4
-
-
-def test_parity_is_learned_from_the_states_and_the_result_has_no_auxiliary_head(run_parity):
+def test_parity_is_learned_from_the_states_and_the_result_has_no_auxiliary_head(monkeypatch):
     """Of two lines. A solved run makes some steps more, and is right where it was trained."""
-    row, checks = run_parity("linear", 8192)
-    assert checks[-1] == 1 > max(checks[:-1]) and row["steps"] == row["solved"] // 16 + 7
+    def small(name, size):
+        return build(name, size, d_model=16, heads=2, conv_width=4)
+
+    rows = []
+    monkeypatch.setattr(supervision, "build", small)
+    monkeypatch.setattr(supervision, "record", lambda name, row: rows.append(row))
+    monkeypatch.setattr(supervision, "LAST_STEPS", 7)
+    supervision.run_cell({"task": "parity", "arm": "linear", "model": "linrnn", "length": 2,
+                          "spacing": 1, "seed": 0, "budget": 8192})
+    row, = rows
+    assert row["steps"] == row["solved"] // 16 + 7
     assert [test["length"] for test in row["results"]] == [2, 4, 8]
     assert row["results"][0]["perfect"] > 0.98
-    plain = build("linrnn", 7, d_model=16, heads=2, conv_width=4)
-    assert row["parameters"] == sum(weight.numel() for weight in plain.parameters())
+    assert row["parameters"] == sum(weight.numel() for weight in small("linrnn", 7).parameters())
 
 
 def test_every_run_of_the_study_has_its_row():

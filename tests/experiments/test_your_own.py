@@ -1,4 +1,4 @@
-"""A test of your own: exercise 10. The grader runs it on models.py, and on wrong variants of it."""
+"""A test of your own: exercise 10. The grader runs it on models.py and on a wrong variant of it."""
 
 import models
 import torch
