@@ -103,7 +103,7 @@ class DeltaBlock(nn.Module):
     State: S, [B, H, K, K].
     """
 
-    def __init__(self, d_model, heads, beta_max, householders):
+    def __init__(self, d_model, heads, beta_max, householders, beta_start=0.5):
         super().__init__()
         self.heads = heads
         self.beta_max = beta_max
@@ -117,6 +117,11 @@ class DeltaBlock(nn.Module):
         self.project = nn.Linear(d_model, sum(self.sizes))
         self.out_norm = nn.RMSNorm(d_model // heads)
         self.out = nn.Linear(d_model, d_model, bias=False)
+
+        # hardsigmoid(b) = 1/2 + b/6: the biases of beta move its start from 1/2 of beta_max.
+        betas = slice(sum(self.sizes[:3]), sum(self.sizes[:3]) + householders * heads)
+        with torch.no_grad():
+            self.project.bias[betas] += 6 * (beta_start - 0.5)
 
     def inputs_of_scan(self, x):
         """For delta_product: q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]."""
@@ -273,18 +278,23 @@ class LinRNN(LanguageModel):
     """The delta rule as mixer.
 
     beta_max in [0, 2]: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in
-    [0, 1]. householders: writes per token, R.  Raises: UserError outside those ranges.
+    [0, 1]. householders: writes per token, R. beta_start in (0, 1): the share of beta_max that beta
+    has before training. At 1/2 a write erases what S holds along its key; near 1 it reflects it, and
+    S keeps its size.  Raises: UserError outside those ranges.
     """
 
     Block = DeltaBlock  # a subclass may have a block of its own
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
-                 conv_width=8):
+                 conv_width=8, beta_start=0.5):
         check_sizes(d_model, heads, householders=householders)
+        if not 0 < beta_start < 1:
+            raise UserError(f"beta_start must lie between 0 and 1, a share of beta_max; got "
+                            f"{beta_start}")
         if not 0 <= beta_max <= 2:
             raise UserError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
         super().__init__(vocab_size, d_model, layers, conv_width,
-                         lambda: self.Block(d_model, heads, beta_max, householders))
+                         lambda: self.Block(d_model, heads, beta_max, householders, beta_start))
 
 
 class Transformer(LanguageModel):

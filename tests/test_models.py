@@ -89,6 +89,21 @@ def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
     assert (block(x)[0] - expected).abs().max() < 1e-6
 
 
+@torch.no_grad()
+def test_beta_starts_at_its_share_of_beta_max_and_nothing_else_moves():
+    """With the same random weights only beta differs, and the default moves nothing."""
+    found = []
+    for options in ({}, {"beta_start": 0.5}, {"beta_start": 0.9}):
+        torch.manual_seed(0)
+        block = LinRNN(9, householders=2, **options).blocks[1]
+        found.append(block.inputs_of_scan(torch.zeros(1, 1, 64)))
+    *same, beta = zip(*found)
+    for default, half, near_one in same:
+        assert torch.equal(default, half) and torch.equal(default, near_one)
+    assert torch.equal(beta[0], beta[1])
+    assert (beta[2] - beta[0] - 2 * 0.4).abs().max() < 1e-6  # beta_max times 0.9 - 0.5
+
+
 def test_an_lstm_begins_by_remembering():
     """Nothing but the biases of the forget gate left, it keeps sigmoid(2) of each cell: the 2 is
     where torch has its forget gate, and is not there twice."""
@@ -134,6 +149,7 @@ def test_to_compile_one_model_leaves_all_others_as_they_are(monkeypatch):
     ("gpt", {}, "unknown model 'gpt': expected one of linrnn"),
     ("lstm", {"heads": 2, "beta_max": 1}, "lstm has no option beta_max, heads"),
     ("linrnn", {"beta_max": 2.5}, r"beta_max must lie in \[0, 2\]"),
+    ("linrnn", {"beta_start": 1.0}, "beta_start must lie between 0 and 1"),
     ("linrnn", {"householders": 0}, "householders must be at least 1"),
     ("linrnn", {"heads": 5}, "heads must divide d_model"),
     ("transformer", {"d_model": 12}, "must be even"),
