@@ -309,12 +309,12 @@ def print_table():
           "honest coins; random programs of (128,4); (64,4), coins fall against the odds.\n"
           f"Kept: at most {KEPT} nats at cycle 64. P: share of uncertain commands.\n")
     titles = "".join(f"{title:<13}" for title in COLUMNS)
-    print(f"{'':<4}{'P':<6}{'steps':<7}{'repetitions':<13}{'arm':<14}{'kept':<8}{titles}")
+    print(f"{'':<4}{'P':<6}{'steps':<7}{'repetitions':<13}{'arm':<16}{'kept':<8}{titles}")
     for key in sorted(found):
         _, group, uncertain, last_steps, repetitions, cycles, arm = key
         rows = found[key]
         kept = sum(column_of(row, "adversarial", 64) <= KEPT for row in rows)
-        line = (f"{group:<4}{uncertain:<6}{last_steps:<7}{f'{repetitions} {cycles}':<13}{arm:<14}"
+        line = (f"{group:<4}{uncertain:<6}{last_steps:<7}{f'{repetitions} {cycles}':<13}{arm:<16}"
                 f"{f'{kept} of {len(rows)}':<8}")
         for column in COLUMNS.values():
             line += f"{spread([column_of(row, *column) for row in rows]):<13}"

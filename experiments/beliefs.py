@@ -14,7 +14,7 @@ marginals is no belief in exact arithmetic either: on S5 it is up to 0.28 nats f
 
     python -m experiments.beliefs show                    # a trace, and the filter at each reveal
     python -m experiments.beliefs linear --group S5       # how linear ones end (15 seconds)
-    python -m experiments.beliefs train --commands swap   # train.py, on these traces of S3
+    python -m experiments.beliefs train --group S3 --commands swap --uncertain 0.25
     python -m experiments.beliefs eval RUN                # eval.py, which does not know them itself
 
 Conventions: a matrix multiplies on the left, and time runs from left to right.
@@ -28,19 +28,20 @@ Next: adversary.py, where models are trained on these traces.
 
 import argparse
 import math
-import os
 import sys
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import eval as evaluation
 import numpy as np
 import torch
 import torch.nn.functional as F
-import train as training
 
 from data import (COMMANDS, TASKS, Group, ReplTask, UserError, draw_commands, generator,
-                  next_tokens, number, one_line_errors, parse, run)
+                  next_tokens, number, one_line_errors, parse, run, stages, try_stages)
+from models import MODELS, choose_device, options_of
+from train import Recipe, train
 
 COINS = [0.25, 0.5, 0.75]  # the probabilities that an uncertain command may show
 MAX_STATES = 120  # of the exact filter: S5. S6 would have 720, and 36 times the work at each step
@@ -477,8 +478,8 @@ def print_rescaled():
 
 # --- 6. The command line --------------------------------------------------------------------------
 
-def read_options(part, argv):
-    """The options of `show` and `linear`, and the task that they describe."""
+def parser_of(part):
+    """A parser of the options that the parts share."""
     parser = argparse.ArgumentParser(prog=f"python -m experiments.beliefs {part}")
     add = parser.add_argument
     add("--group", default="S3",
@@ -487,6 +488,12 @@ def read_options(part, argv):
     add("--uncertain", type=float, default=0.25, metavar="P",
         help="share of the commands behind a coin, 0 to 1")
     add("--seed", type=number(0), default=0, help="of all that is random")
+    return parser
+
+
+def read_options(part, argv):
+    """The options of `show` and `linear`, and the task that they describe."""
+    parser = parser_of(part)
     args = parse(parser, argv)
     with one_line_errors(parser):
         return args, CoinTask(Group(args.group), args.commands, args.uncertain)
@@ -517,14 +524,39 @@ def linear(argv):
         print(f"({row['length']},{row['spacing']})  {row['kl_marginal']:.6f} nats")
 
 
-def train(argv):
-    """train.py with all its options; a quarter of the commands stands behind a coin."""
-    # train.py records its command. With this file as a plugin the command can be repeated as it is.
-    plugin = os.path.relpath(__file__)
-    training.main(["--plugin", plugin, "--format", "coins", "--group", "S3", *argv])
+def train_run(argv):
+    """Train a model on uncertain programs, and evaluate it against the filter."""
+    parser = parser_of("train")
+    add = parser.add_argument
+    add("--model", default="linrnn", choices=MODELS)
+    add("--curriculum", type=stages, default=Recipe().curriculum, help="LENGTH:SPACING,...")
+    add("--max-steps", type=number(1), default=1500, help="steps before the last stage, at most")
+    add("--last-steps", type=number(1), default=150, help="steps of the last stage")
+    add("--device", default="auto", help="auto, cpu, cuda, mps")
+    add("--out", help="run folder (default: below runs/beliefs); a run in it is gone on with")
+    args = parse(parser, argv)
+
+    with one_line_errors(parser):
+        device = choose_device(args.device)
+        task = CoinTask(Group(args.group), args.commands, args.uncertain)
+        recipe = Recipe(curriculum=args.curriculum, max_steps=args.max_steps,
+                        last_steps=args.last_steps, seed=args.seed, **task.recipe_options)
+        try_stages(task, recipe.curriculum, recipe.batch, 2**16)
+
+        # What load_run needs to make the task and the model again.
+        options = options_of(MODELS[args.model]) | task.model_options
+        description = {"format": "coins", "group": args.group, "commands": args.commands,
+                       "uncertain": args.uncertain, "model": args.model, "options": options}
+        model = evaluation.make_model({**description, "seed": args.seed}, task).to(device)
+
+        name = f"{args.model}-{args.group}-{args.commands}-{args.uncertain}-seed{args.seed}"
+        folder = Path(args.out or f"runs/beliefs/{name}")
+        model, _ = train(model, task, recipe, folder, resume=True, description=description)
+
+    evaluation.evaluate_and_print(model, task, task.test_lengths)
 
 
-PARTS = {"show": show, "linear": linear, "train": train, "eval": evaluation.main}
+PARTS = {"show": show, "linear": linear, "train": train_run, "eval": evaluation.main}
 
 
 def main(argv=None):

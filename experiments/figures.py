@@ -348,7 +348,7 @@ def cycles():
     lines = {}
     for axes, ((kind, longest), mine) in zip(panels.flat, kinds.items()):
         found = {}
-        for arm in adversary.ARMS:
+        for arm in NAMES:
             tests = [row["results"]["adversarial"][0] for row in arms.where(mine, {"arm": arm})]
             if tests:
                 kl = [test["kl_by_position"][1:65] for test in tests]

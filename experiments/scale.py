@@ -29,11 +29,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from data import Group, ReplTask, UserError, generator, number, one_line_errors, parse, run
+from data import (Group, ReplTask, UserError, generator, number, one_line_errors, parse, run,
+                  stages, try_stages)
 from eval import evaluate_and_print
 from experiments import record, records, train_arm
 from models import MODELS, LinRNN, build, options_of
-from train import Recipe
+from train import MOST_TRAINED, Recipe
 
 LENGTHS = [(64, 8), (128, 16), (256, 32)]
 SOLVED = 0.995  # of the reveals at (128,16)
@@ -198,7 +199,7 @@ def cost(model, batch, tokens):
 
     model: on the device `meta`.
     -> FLOPs of the matrix products and convolutions, forward and backward; bytes that are kept
-       for the backward.
+       for the backward; bytes of the state that a trace leaves behind, for all traces.
     """
     weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
     kept = {}
@@ -212,13 +213,14 @@ def cost(model, batch, tokens):
     inputs = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
     counter = FlopCounterMode(display=False)
     with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = model(inputs)
+        logits, state = model.stream(inputs)
         F.cross_entropy(logits.flatten(0, 1), inputs.flatten()).backward()
-    return counter.get_total_flops(), sum(kept.values())
+    state_bytes = sum(part.nbytes for part in state if part is not None)
+    return counter.get_total_flops(), sum(kept.values()), state_bytes
 
 
 def plan(args):
-    """Weights, memory, FLOPs and hours of a training, for each stage of the usual curriculum."""
+    """Weights, memory, FLOPs and hours of a training, stage by stage."""
     task = ReplTask(Group(args.group or "S5"))
     options = options_of(LinRNN) | task.model_options
     for name in ("d_model", "heads", "layers"):
@@ -227,20 +229,22 @@ def plan(args):
     with torch.device("meta"):
         model = LinRNN(len(task.vocab), **options)
     weights = sum(weight.numel() for weight in model.parameters())
+    try_stages(task, args.lengths, args.batch, MOST_TRAINED)
 
     print(options)
     print(f"{weights:,} weights: {16 * weights / 1e9:.3f} GB with gradient, momentum and mean; "
           f"batches of {args.batch} traces\n")
-    print(f"   (L,S)  tokens a trace  MFLOP a token  GB kept  hours of {TRACES:,} traces")
+    print("   (L,S)  tokens a trace  MFLOP a token  GB kept  MB of state  "
+          f"hours of {TRACES:,} traces")
     total = 0
-    for length, spacing in Recipe().curriculum:
+    for length, spacing in args.lengths:
         batch = task.training_batch(1, length, spacing, generator(0, "valid"))
         tokens = batch.inputs.shape[1]
-        flops, kept = cost(model, args.batch, tokens)
+        flops, kept, state = cost(model, args.batch, tokens)
         hours = flops * TRACES / args.batch / args.flops / 3600
         total += hours
         print(f"{f'({length},{spacing})':>8} {tokens:15,} {flops / args.batch / tokens / 1e6:14.2f}"
-              f" {kept / 1e9:8.2f} {hours:11.4f}")
+              f" {kept / 1e9:8.2f} {state / 1e6:12.2f} {hours:11.4f}")
     print(f"   in all {total:.3f} hours at {args.flops:.3g} FLOP/s")
 
 
@@ -258,6 +262,7 @@ def main(argv=None):
     add("--heads", type=number(1))
     add("--layers", type=number(1))
     add("--batch", type=number(1, 10**5), default=16, help="traces a step")
+    add("--lengths", type=stages, default=Recipe().curriculum, help="stages LENGTH:SPACING,...")
     add("--flops", type=number(1, 1e21, float), default=ONE_CORE,
         help="FLOP/s that are reached, not those of a data sheet (default: those of our one core)")
     args = parse(parser, argv)

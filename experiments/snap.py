@@ -26,6 +26,7 @@ Next: scale.py.
 """
 
 import argparse
+import json
 import re
 import shlex
 import sys
@@ -267,6 +268,7 @@ def main(argv=None):
     add("--interval", type=number(1), default=1, help="commands from snap to snap")
     add("--extract", action="store_true", help="compare the automaton inside with the group")
     add("--record", action="store_true", help="append the numbers to results/snap.jsonl")
+    add("--json", action="store_true", help="print the numbers as one JSON line at the end")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     argv = sys.argv[1:] if argv is None else argv
     args = parse(parser, argv)
@@ -296,6 +298,8 @@ def main(argv=None):
         row["minutes"] = (time.monotonic() - begin) / 60
         if args.record:
             record("snap", row)
+    if args.json:
+        print(json.dumps(row))
 
 
 if __name__ == "__main__":

@@ -250,15 +250,19 @@ def test_a_beginning_that_fits_badly_keeps_a_scale_of_its_own():
 
 # --- The command line -----------------------------------------------------------------------------
 
-def test_an_uncertain_run_is_trained_and_read_back_as_its_task(tmp_path, capsys):
-    """By train.py and eval.py: the filter's columns stand in the table and in the JSON."""
-    main(["train", "--commands", "swap", "--curriculum", "2:1,4:2", "--stage-steps", "1,2",
-          "--test-lengths", "4:2", "--traces", "4", "--device", "cpu", "--out", str(tmp_path)])
-    assert " kl " in capsys.readouterr().out
-    main(["eval", str(tmp_path), "--lengths", "4:2", "--traces", "4", "--json"])
+def test_an_uncertain_run_is_trained_and_read_back_as_its_task(tmp_path, capsys, monkeypatch):
+    """The filter's columns stand in the JSON. The same command goes on with the run."""
+    monkeypatch.setattr(CoinTask, "test_lengths", [(4, 2)])
+    train = ["train", "--commands", "swap", "--uncertain", "0.5", "--curriculum", "2:1,4:2",
+             "--max-steps", "3", "--last-steps", "2", "--device", "cpu", "--out", str(tmp_path)]
+    main(train)
+    main(train)
+    assert "from step 3" in capsys.readouterr().out
+
+    main(["eval", str(tmp_path), "--traces", "4", "--json"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     config = found["config"]
-    assert (config["format"], config["group"], config["commands"]) == ("coins", "S3", "swap")
+    assert (config["uncertain"], config["format"], config["commands"]) == (0.5, "coins", "swap")
     assert config["options"]["conv_width"] == 9
     assert found["results"][0]["kl"] > 0
 

@@ -12,7 +12,6 @@ from data import Group, ReplTask, generator
 from experiments import scale
 from experiments.scale import ARMS, Arm, make_recipe, make_task
 from models import LinRNN
-from train import Recipe
 
 
 # --- The rule, and the rule without a part --------------------------------------------------------
@@ -103,13 +102,15 @@ def test_the_sentences_about_the_records_are_true():
 
 def test_the_costs_of_a_step_are_those_of_its_weights_tokens_and_traces():
     """FLOPs: at least six for each weight and token, two forward and four backward; the scan adds
-    its own. What is kept for the backward grows with the tokens, and not with the weights."""
+    its own. State: layers x heads x K x K numbers of four bytes and conv_width - 1 inputs, for each
+    trace. What is kept for the backward grows with the tokens, and not with the weights."""
     with torch.device("meta"):
         model = LinRNN(7, d_model=12, heads=3, layers=2, conv_width=5)
     dense = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1) - 7 * 12
-    flops, kept = scale.cost(model, 2, 64)
+    flops, kept, state = scale.cost(model, 2, 64)
     assert 6 * dense * 2 * 64 < flops < 2 * 6 * dense * 2 * 64
-    twice, longer = scale.cost(model, 2, 128)
+    assert state == 2 * 4 * (2 * 3 * 4 * 4 + 4 * 12)
+    twice, longer, _ = scale.cost(model, 2, 128)
     assert 1.9 < longer / kept < 2.1 and twice == 2 * flops
 
 
@@ -119,21 +120,20 @@ def test_a_plan_is_within_a_factor_of_two_of_the_recorded_minutes(name):
     rows = scale.records_of(Arm(name))
     with torch.device("meta"):
         model = LinRNN(len(ReplTask(Group(name)).vocab), **rows[0]["options"])
-    flops, _ = scale.cost(model, 1, 512)
+    flops, _, _ = scale.cost(model, 1, 512)
     seconds = [60 * row["minutes"] * row["threads"] / row["tokens"] for row in rows]
     assert 0.5 < flops / 512 / scale.ONE_CORE / np.median(seconds) < 2
 
 
-def test_a_plan_names_weights_and_hours(capsys):
-    scale.main("--plan --group S3 --d-model 32 --heads 2 --batch 2 --flops 1e6".split())
+def test_a_plan_names_weights_and_hours_and_refuses_what_cannot_be(capsys, refused):
+    scale.main("--plan --group S3 --d-model 32 --heads 2 --lengths 2:1,4:2 --batch 2 "
+               "--flops 1e6".split())
     shown = capsys.readouterr().out
     model = LinRNN(len(ReplTask(Group("S3")).vocab), d_model=32, heads=2, conv_width=6)
     assert f"{sum(weight.numel() for weight in model.parameters()):,} weights" in shown
     rows = [line.split() for line in shown.splitlines() if line.lstrip().startswith("(")][1:]
-    for (_, tokens, flops, *_, hours), (length, spacing) in zip(rows, Recipe().curriculum):
+    for (_, tokens, flops, *_, hours), (length, spacing) in zip(rows, [(2, 1), (4, 2)]):
         assert int(tokens) == 15 + 9 * length + 11 * length // spacing - 1
         assert float(hours) == pytest.approx(15000 / 3600 * int(tokens) * float(flops), rel=0.1)
-
-
-def test_a_group_that_has_no_runs_is_refused(refused):
+    refused(scale.main, ["--plan", "--lengths", "3:2"], "multiple")
     refused(scale.main, ["--group", "S4"], "S4", "S3, S5")

@@ -1,5 +1,6 @@
 """A drifted state is put back on its permutation, and the automaton inside is the group."""
 
+import json
 import re
 
 import numpy as np
@@ -208,8 +209,9 @@ def test_the_snapped_model_is_evaluated_and_recorded(small_run, tmp_path, monkey
     monkeypatch.setattr(snap, "tracking_heads", lambda *_: image.heads)
     monkeypatch.setattr(snap, "fit_image", lambda *_: (image, {"residual": 0.1}))
     main([str(small_run), "--lengths", "4:2", "--traces", "4", "--seed", "7", "--interval", "2",
-          "--record"])
+          "--record", "--json"])
     row, = snap.recorded()
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["results"] == row["results"]
     assert row["command"].startswith(f"python -m experiments.snap {small_run} --lengths 4:2")
     assert row["seed"] == 0 and row["interval"] == 2 and row["tracking"] == {"residual": 0.1}
 
