@@ -279,8 +279,8 @@ class LinRNN(LanguageModel):
 
     beta_max in [0, 2]: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in
     [0, 1]. householders: writes per token, R. beta_start in (0, 1): the share of beta_max that beta
-    has before training. At 1/2 a write erases what S holds along its key; near 1 it reflects it, and
-    S keeps its size.  Raises: UserError outside those ranges.
+    has before training. At 1/2 a write erases what S holds along its key. Near 1 it reflects it,
+    and S keeps its size.  Raises: UserError outside those ranges.
     """
 
     Block = DeltaBlock  # a subclass may have a block of its own
