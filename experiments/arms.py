@@ -206,19 +206,23 @@ def recipe_of(cell, rates=RATES, **options):
                   seed=cell["seed"], **options)
 
 
+MAIN_LENGTHS = [(2, 1), (8, 1), (16, 2), (64, 8), (128, 16)]
+
+
 def plan_main(cell):
     """An arm through the curriculum, as far as its tokens carry."""
     task = ReplTask(Group(cell["group"]), cell["commands"])
-    lengths = [(2, 1), (8, 1), (16, 2), (64, 8), (128, 16)]
-    return task, lambda: make_arm(cell["arm"], task), recipe_of(cell), lengths
+    return task, lambda: make_arm(cell["arm"], task), recipe_of(cell), MAIN_LENGTHS
 
 
-# --- eased: a way in that is easier for all arms, and one change at a time ------------------------
+# --- eased: an easy way in for all arms, and one change at a time ---------------------------------
 
 # Where each command has a reveal, commands are products of a few exchanges, as rule_for(n) asks for
 # large n; and a stage (4,1) stands between (2,1) and (8,1).
 EASED = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
-EASED_RATES = RATES | {"lstm": ("adamw", 4e-3, 4e-3)}  # of part rates: most seeds, least tokens
+EASED_LENGTHS = [*EASED, (128, 16)]
+# Those that pass in the part `rates`: on the most seeds, and then after the fewest tokens.
+EASED_RATES = RATES | {"lstm": ("adamw", 4e-3, 4e-3)}
 CHANGES = {  # what is tried, one at a time: options of the recipe, and of the model
     "": ({}, {}),
     "batch 64": ({"batch": 64}, {}),
@@ -229,13 +233,13 @@ CHANGES = {  # what is tried, one at a time: options of the recipe, and of the m
 
 
 def plan_eased(cell):
-    """As plan_main, by the easier way in. The tests show uniform commands."""
+    """As plan_main, by the easy way in. The tests show uniform commands."""
     task = ReplTask(Group("S5"), sparse=True)
     of_recipe, of_model = CHANGES[cell["change"]]
     if cell["change"] == "more layers" and cell["arm"] == "transformer":
         of_model = {"layers": 4}
     recipe = recipe_of(cell, EASED_RATES, curriculum=EASED, **of_recipe)
-    return task, lambda: make_arm(cell["arm"], task, **of_model), recipe, [*EASED, (128, 16)]
+    return task, lambda: make_arm(cell["arm"], task, **of_model), recipe, EASED_LENGTHS
 
 
 def fall_with_tokens(cell):
@@ -245,7 +249,7 @@ def fall_with_tokens(cell):
 
 
 def plan_rates(cell):
-    """The easier way in until the stage (2,1) is passed: one step of (4,1) ends the run."""
+    """The easy way in until the stage (2,1) is passed: one step of (4,1) ends the run."""
     task = ReplTask(Group("S5"), sparse=True)
     matrix_lr = cell["lr"] * (5 if cell["optimizer"] == "muon" else 1)
     recipe = Recipe(optimizer=cell["optimizer"], lr=cell["lr"], matrix_lr=matrix_lr,
@@ -362,6 +366,8 @@ def where(rows, conditions):
 
 def through(rows):
     """How many of the runs got through their curriculum."""
+    if not rows:
+        return ""
     return f"{sum(row['finished'] for row in rows)} of {len(rows)}"
 
 
@@ -377,10 +383,9 @@ def right(i):
     return text
 
 
-def passed(rows):
-    """Seeds that passed the stage of the grid, and the million tokens that they took."""
-    tokens = [row["tokens"] / 1e6 for row in rows if row["finished"]]
-    return f"{len(tokens)}: {span(tokens, 2)}" if tokens else "0"
+def tokens_to_pass(rows):
+    """Million tokens until the stage of the grid was passed, of the seeds that did."""
+    return span([row["tokens"] / 1e6 for row in rows if row["finished"]], 2)
 
 
 def print_table(title, keys, texts, rows, by=None):
@@ -390,7 +395,7 @@ def print_table(title, keys, texts, rows, by=None):
     """
     columns = list(product(dict.fromkeys(row.get(by, "") for row in rows), texts))
     names = [f"{value} {name}".strip() for value, name in columns]
-    print(f"\n{title}\n" + " " * 30 + "".join(f"{name:>12}" for name in names))
+    print(f"\n{title}\n" + " " * 30 + "".join(f"{name:>13}" for name in names))
 
     for values in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
         line = ", ".join(str(value).rstrip(",") for value in values if value != "")
@@ -398,36 +403,37 @@ def print_table(title, keys, texts, rows, by=None):
         cells = []
         for value, name in columns:
             cells.append(texts[name]([row for row in of_line if row.get(by, "") == value]))
-        print(f"{line:30}" + "".join(f"{cell:>12}" for cell in cells))
+        print(f"{line:30}" + "".join(f"{cell:>13}" for cell in cells))
+
+
+def texts_of_arms(lengths):
+    """What a table of arms shows of each: how far it came, and the reveals right in %."""
+    texts = {"through": through,
+             "stage": lambda rows: span([row["stage_reached"] for row in rows], 0),
+             "tokens read": lambda rows: span([row["tokens"] / 1e6 for row in rows]),
+             "minutes": lambda rows: span([row["minutes"] for row in rows])}
+    for i, (length, spacing) in enumerate(lengths):
+        texts[f"({length},{spacing})"] = right(i)
+    return texts
 
 
 def show_main(rows):
-    texts = {"through": through,
-             "stage": lambda rows: span([row["stage_reached"] for row in rows], 0),
-             "tokens read": lambda rows: span([row["tokens"] / 1e6 for row in rows]),
-             "minutes": lambda rows: span([row["minutes"] for row in rows])}
-    for i, length in enumerate(["(2,1)", "(8,1)", "(16,2)", "(64,8)", "(128,16)"]):
-        texts[length] = right(i)
     print_table("Arms, with their cap in million tokens: seeds through the curriculum of five "
                 "stages, stage reached,\nmillion tokens read, reveals right in %, least-greatest "
                 "of the seeds (chance: 20 on S5, 33 on S3)",
-                ["group", "commands", "arm", "millions"], texts, rows)
+                ["group", "commands", "arm", "millions"], texts_of_arms(MAIN_LENGTHS), rows)
 
 
 def show_eased(rows):
-    texts = {"through": through,
-             "stage": lambda rows: span([row["stage_reached"] for row in rows], 0),
-             "tokens read": lambda rows: span([row["tokens"] / 1e6 for row in rows]),
-             "minutes": lambda rows: span([row["minutes"] for row in rows])}
-    for i, length in enumerate([*EASED, (128, 16)]):
-        texts[f"({length[0]},{length[1]})"] = right(i)
-    print_table("The same by the easier way in, which has six stages; and one change at a time",
-                ["arm", "change", "millions"], texts, rows)
+    print_table("Full commands of S5 by the easy way in, which has six stages. Behind the name of "
+                "an arm stands\nwhat was changed, and the cap in million tokens",
+                ["arm", "change", "millions"], texts_of_arms(EASED_LENGTHS), rows)
 
 
 def show_rates(rows):
-    print_table("Seeds of three that pass (2,1) of S5 by the easier way in, and their million "
-                "tokens, by rate", ["arm", "optimizer"], {"": passed}, rows, by="lr")
+    print_table("By rate, the seeds that pass (2,1) of S5 by the easy way in, and their million "
+                "tokens", ["arm", "optimizer"], {"pass": through, "after": tokens_to_pass},
+                sorted(rows, key=lambda row: row["lr"]), by="lr")
 
 
 def show_spacing(rows):

@@ -108,6 +108,7 @@ TABLE["data.py"] = [
 ]
 
 TABLE["models.py"] = [
+    ("beta starts at its share of beta_max", "6 * (beta_start - 0.5)", "3 * (beta_start - 0.5)"),
     ("a key has length 1", "k = F.normalize(k, dim=-1).permute", "k = k.permute"),
     ("beta reaches beta_max", "self.beta_max * beta\n", "2 * beta\n"),
     ("gamma scales what is written", "gamma.unsqueeze(-1) * v", "v"),
@@ -158,6 +159,9 @@ TABLE["train.py"] = [
      "if accuracy > recipe.advance else self.streak"),
     ("each step draws fresh traces", 'generator(recipe.seed, "train", progress.step)',
      'generator(recipe.seed, "train")'),
+    ("with a mean no rate falls", "if not recipe.average and progress.stage",
+     "if progress.stage"),
+    ("short stages have more traces", "recipe.batch * longest // length", "recipe.batch"),
     ("rates rise once in a run", "(progress.step + 1) / WARMUP",
      "(progress.stage_step + 1) / WARMUP"),
     ("the minutes are those of all steps", "progress.seconds += time", "progress.seconds = time"),
