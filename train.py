@@ -539,7 +539,8 @@ def make_parser():
 
     # The model; left out, the task's own choice or the model's default.
     add("--beta-max", type=number(0, 2, float), help="linrnn: 2 allows the eigenvalue -1, 1 not")
-    add("--beta-start", type=number(0, 1, float), help="linrnn: share of it before training")
+    add("--beta-start", type=number(0, 1, float),
+        help="linrnn: beta before training, as a share of --beta-max (0.5)")
     add("--householders", type=number(1), help="linrnn: writes per token, R")
     add("--conv-width", type=number(1), help="tokens that the local block sees (default: n + 3)")
     add("--d-model", type=number(1), help="width")

@@ -8,7 +8,6 @@ from test_beliefs import by_enumeration, check_in_python
 
 import experiments
 from data import Group
-from eval import load_run
 from experiments import adversary
 from experiments.adversary import (IGNORED, KEPT, RepetitionTask, cells, column_of, count_read_off,
                                    hold_pair, make_cell, only_last_reveal, spread)

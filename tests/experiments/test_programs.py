@@ -10,7 +10,6 @@ import copy
 import importlib.util
 import io
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
