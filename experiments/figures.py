@@ -112,8 +112,8 @@ def tracking():
     rows = main_rows()
     solved = count(arms.where(rows, {"arm": "linrnn"}), lambda row: at(row, 128)["all"] > 0.99)
     figure, ((left, right),) = canvas("With β ≤ 2 the linear RNN tracks S5 to 128 commands "
-                                      f"({solved} seeds);\nno other arm does, with five times the "
-                                      "tokens", 1, 2, (9, 3.9), sharey=True)
+                                      f"({solved} seeds);\nno other arm does, with over four "
+                                      "times the tokens", 1, 2, (9, 3.9), sharey=True)
     found = {16: {}, 128: {}}
     for length, arm in itertools.product(found, arms.RATES):
         shares = [at(row, length)["by_position"] for row in arms.where(rows, {"arm": arm})]
@@ -131,7 +131,7 @@ def tracking():
 
 def learning():
     """Reveals right in training, against the tokens read."""
-    title = "All runs leave chance; only those with β ≤ 2 get past the third stage"
+    title = "All runs leave chance; only those with β ≤ 2 get past the stage (16,2)"
     figure, panels = canvas(title, 2, 2, (9, 5.4), sharex=True, sharey=True)
     for axes, arm in zip(panels.flat, arms.RATES):
         for row in arms.where(main_rows(), {"arm": arm}):

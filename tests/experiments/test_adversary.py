@@ -174,18 +174,19 @@ def test_the_finding_says_what_is_recorded():
                                    last_steps=2000, **conditions)
         return [column_of(row, "adversarial", cycle) for row in rows if row["seed"] in seeds]
 
-    new = (10, 11, 12)
+    new = range(10, 15)
     honest = []
     for cycles, seeds in [(1, range(5)), (4, range(5)), (16, range(5)), (32, new)]:
         honest += at(64, "linrnn", seeds, repetitions="honest", cycles=cycles)
-    assert len(honest) == 18 and min(honest) > KEPT
+    assert len(honest) == 20 and min(honest) > KEPT
 
     forced = {"repetitions": "forced", "cycles": 32}
     half = {"repetitions": "half", "cycles": 32}
-    assert sum(kl <= KEPT for kl in at(64, "linrnn", new, **half)) == 2
+    assert sum(kl <= KEPT for kl in at(64, "linrnn", new, **half)) == 4
+    assert sum(kl <= KEPT for kl in at(256, "linrnn", new, **half)) == 2
     for values in (honest, at(64, "linrnn", new, **forced), at(32, "linrnn", new, **half),
                    at(64, "linrnn", new, **half), at(256, "linrnn", new, **half),
                    at(64, "lstm", new, **half),
                    at(64, "lstm", new, repetitions="honest", cycles=32)):
-        assert len(values) in (3, 18)
+        assert len(values) in (3, 5, 20)
         assert spread(values) in adversary.__doc__, spread(values)

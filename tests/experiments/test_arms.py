@@ -158,10 +158,12 @@ def test_what_the_chapter_says_is_what_its_records_say(capsys):
     for line in capsys.readouterr().out.splitlines():
         name, *cells = re.split(r"  +", line)
         shown[name] = cells
-    assert shown["S5, full, linrnn, 15"][:3] == ["5 of 5", "5", "2.8-3.2"]
-    assert shown["S5, full, linrnn, 15"][-1] == "100.0"
+    assert shown["linrnn, 15"][:3] == ["5 of 5", "6", "2.9-3.4"]
+    assert shown["linrnn, 15"][-1] == "100.0"
     for arm in ("linrnn-beta1", "transformer", "lstm"):
-        assert shown[f"S5, full, {arm}, 15"][0] == "0 of 5"
+        assert shown[f"{arm}, 15"][0] == "0 of 5"
+    assert shown["transformer, 15"][1] == "3" and shown["lstm, 15"][1] == "2"
+    assert shown["transformer, 15"][6] == "63.6-65.9" and shown["lstm, 15"][5] == "57.8-61.7"
     passed = {arm: sum(row["stage_reached"] > 1 for row in records("arms", arm=arm, group="S5",
                                                                   commands="full", millions=15))
               for arm in ("transformer", "lstm")}

@@ -218,12 +218,13 @@ def test_the_default_command_is_what_five_seeds_recorded():
             ) in " ".join(README.split())
 
 
-def test_the_words_are_what_five_seeds_recorded():
+def test_the_words_are_what_their_seeds_recorded():
     runs = records("words")
-    assert sorted(run["seed"] for run in runs) == [0, 1, 2, 3, 4]
     assert {run["threads"] for run in runs} == {1}
-    assert (f"{span(accuracy(runs, 128), 2)}% of the labels right at 128 words, and "
-            f"{span(accuracy(runs, 512))}% at 512, on 5 of 5 seeds, in "
+    learned = sum(accuracy([run], 128)[0] >= 99.5 and accuracy([run], 512)[0] >= 95
+                  for run in runs)
+    assert (f"has {span(accuracy(runs, 128), 2)}% of the labels right at 128 words and "
+            f"{span(accuracy(runs, 512))}% at 512, on {learned} of {len(runs)} seeds, in "
             f"{span([run['minutes'] for run in runs])} minutes") in " ".join(README.split())
 
 
