@@ -574,7 +574,7 @@ class WordTask:
     # A word needs nothing from the words before it, so there is no local block. It makes several
     # writes at once. If they all erased before training, a few words would empty the state, and a
     # model would learn to do without: so beta starts near 2, as a reflection. And each of the 120
-    # words of S5 needs keys of its own: with 64 dimensions one seed of three was stuck.
+    # words of S5 needs keys of its own, so the model is wide.
     model_options = {"conv_width": 1, "beta_start": 0.9, "d_model": 128, "heads": 8}
     # Short traces teach the words, and a step of them holds many (level). They are left early: the
     # words are known by then, and it is the constant rates that keep the accuracy down. So the last
