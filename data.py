@@ -397,8 +397,8 @@ class ReplTask:
     A token is a symbol of a small lossless lexer; a comma belongs to the name after it. A trace has
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
 
-    sparse: whether training shows sparse commands where each command has a reveal; None: as
-        rule_for(n) says.
+    sparse: whether training shows sparse commands where each command has a reveal, if the commands
+        are those of S<n>; None: as rule_for(n) says.
 
     Raises: UserError if the commands are swaps and the group has none.
     """

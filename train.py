@@ -83,7 +83,7 @@ class Recipe:
     reveal_weight: float = 1.0  # of the extra loss on the revealed values
 
     # What comes out, and what chance decides.
-    average: bool = True  # of the weights of the last stage; else its rates fall to 0
+    average: bool = True  # the result is the mean of the last stage; else its rates fall to 0
     seed: int = 0  # of the traces; the weights a model begins with are its maker's
     compile: bool = False  # torch.compile, whose results differ in the last digits
 
@@ -178,7 +178,7 @@ def traces_per_step(recipe, length):
     if not recipe.level:
         return recipe.batch
     longest = max(length for length, _ in recipe.curriculum)
-    return recipe.batch * longest // length
+    return recipe.batch * (longest // length)  # a multiple of batch, which processes can share
 
 
 def make_optimizers(model, recipe):

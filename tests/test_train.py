@@ -410,3 +410,13 @@ def test_compiled_training_is_the_same_and_leaves_out_the_scan(monkeypatch):
         assert bool(graphs) == flag
     assert_same(*weights)
     assert "conv2d" in "".join(graphs) and "solve_triangular" not in "".join(graphs)
+
+
+def test_a_batch_that_the_processes_cannot_share_is_refused(monkeypatch):
+    """Unequal shares would make another mean. Level steps stay multiples of the batch."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
+    with pytest.raises(UserError, match="batch of 16 traces cannot be shared by 3 processes"):
+        train(small_model(), S3, small_recipe(batch=16), quiet=True)
+    assert traces_per_step(Recipe(curriculum=[(3, 1), (8, 1)], batch=3, level=True), 3) == 6

@@ -161,7 +161,7 @@ TABLE["train.py"] = [
      'generator(recipe.seed, "train")'),
     ("with a mean no rate falls", "if not recipe.average and progress.stage",
      "if progress.stage"),
-    ("short stages have more traces", "recipe.batch * longest // length", "recipe.batch"),
+    ("short stages have more traces", "recipe.batch * (longest // length)", "recipe.batch"),
     ("rates rise once in a run", "(progress.step + 1) / WARMUP",
      "(progress.stage_step + 1) / WARMUP"),
     ("the minutes are those of all steps", "progress.seconds += time", "progress.seconds = time"),
