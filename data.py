@@ -40,6 +40,8 @@ import numpy as np
 MAX_VARIABLES = 26  # their names are the letters a to z
 MAX_ENUMERATED = 1_000_000  # elements that .elements is willing to list (S9 fits, S10 does not)
 MAX_CHECKED = 200  # elements of a family that are tested for being a group
+MAX_ROTATIONS = 60  # elements of A5, the largest group of rotations of a solid
+EASY_LENGTH = 16  # words of a training trace, up to which easy words are commoner
 MAX_COMMANDS = 2**22  # in all traces that are drawn at once: S5 then fills some gigabytes
 
 
@@ -327,6 +329,11 @@ def draw_sparse_commands(group, shape, rng):
     return np.take_along_axis(products, last, 1).reshape(*shape, n)
 
 
+def points_moved(perms):
+    """How many points each permutation moves: [..., n] -> [...]."""
+    return (perms != np.arange(perms.shape[-1])).sum(-1)
+
+
 class SizeRule(NamedTuple):
     """What a task of n variables asks of a model, of its training, and of the traces for it."""
     model_options: dict
@@ -569,6 +576,9 @@ class WordTask:
 
     This is the older form of the task, on which DeltaProduct and others report. A model must make
     a whole permutation of a single token. With spacing S only every S-th label counts.
+
+    easy: whether training shows easy words more often, while its traces are short; None: with more
+        than MAX_ROTATIONS elements.
     """
 
     # A word needs nothing from the words before it, so there is no local block. It makes several
@@ -579,33 +589,54 @@ class WordTask:
     # Short traces teach the words, and a step of them holds many (level). They are left early: the
     # words are known by then, and it is the constant rates that keep the accuracy down. So the last
     # stage is long, and its rates fall to 0 (average=False).
-    recipe_options = {"curriculum": [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (128, 1)],
-                      "batch": 8, "level": True, "advance": 0.7, "max_steps": 8000,
-                      "last_steps": 2000, "average": False}
+    recipe_options = {
+        "curriculum": [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 1), (128, 1)],
+        "batch": 4, "level": True, "advance": 0.6, "max_steps": 8000, "last_steps": 2500,
+        "average": False, "optimizer": "adamw", "lr": 3e-3, "matrix_lr": 3e-3}
     test_lengths = [(64, 1), (128, 1), (256, 1), (512, 1)]
     check = staticmethod(check_spacing)
 
-    def __init__(self, group, commands="full"):
+    def __init__(self, group, commands="full", easy=None):
         # Of the words, and so of the answers, all are equally likely.
         self.group = group
         self.commands = commands
+        self.easy = group.order > MAX_ROTATIONS if easy is None else easy
         self.chance = 1 / group.order
         self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
         if commands == "swap":
             group.transpositions  # refuses a group without them here
 
     def training_batch(self, batch, length, spacing, rng):
-        """Element numbers, and those of the running products: [B, L] each."""
-        self.check(length, spacing)
-        commands = draw_commands(self.group, self.commands, (batch, length), rng)
-        # The answer after each word is a word of the same vocabulary.
-        inputs = self.group.index(commands)
-        targets = self.group.index(run_commands(commands))
+        """As a test batch; with up to EASY_LENGTH words, those that move few points are commoner.
 
+        An exchange takes one reflection, a cycle of five points four. A model that can exchange
+        learns the harder words one by one.
+        Smaller groups have a shorter way, from which easy words would lead away. S4 and A5 are the
+        rotations of a cube and of an icosahedron, and a rotation in space takes two reflections.
+        """
+        words = draw_commands(self.group, self.commands, (batch, length), rng)
+        if self.easy and length <= EASY_LENGTH:
+            # Of two words the one that leaves more points in place. So every word is shown.
+            others = draw_commands(self.group, self.commands, (batch, length), rng)
+            easier = points_moved(others) < points_moved(words)
+            words = np.where(easier[..., None], others, words)
+        return self.batch_of(words, spacing)
+
+    def test_batch(self, batch, length, spacing, rng):
+        """Uniform words, and their running products."""
+        return self.batch_of(draw_commands(self.group, self.commands, (batch, length), rng),
+                             spacing)
+
+    def batch_of(self, words, spacing):
+        """A Batch of words [B, L, n]: their numbers, and those of the running products."""
+        batch, length, _ = words.shape
+        self.check(length, spacing)
+
+        # The answer after each word is a word of the same vocabulary.
+        inputs = self.group.index(words)
+        targets = self.group.index(run_commands(words))
         counts = np.arange(1, length + 1) % spacing == 0
         return Batch(inputs, targets, np.tile(counts, (batch, 1)))
-
-    test_batch = training_batch
 
 
 TASKS = {"repl": ReplTask, "word": WordTask}  # by the names of --format

@@ -292,7 +292,7 @@ COUNTING = {"arm": "diagonal, -1 to 1", "group": "S3"}  # the cells whose layer 
 
 def plan_ladder(cell):
     """Words of one group. The stages double in length, from 2 to 64."""
-    task = WordTask(Group(cell["group"]))
+    task = WordTask(Group(cell["group"]), easy=False)
     stages = [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 1)]
     recipe = recipe_of(cell, batch=64, curriculum=stages)
     width, layers, make_mixer = RUNGS[cell["arm"]]
@@ -339,7 +339,7 @@ def plan_reflections(cell):
     """Words within 850 steps, by a model without local block; traces as train.py reads them."""
     group = Group(cell["group"])
     if cell["format"] == "word":
-        task = WordTask(group, cell["commands"])
+        task = WordTask(group, cell["commands"], easy=False)
         options = {"conv_width": 1}
         recipe = Recipe(curriculum=[(4, 1), (16, 1), (128, 1)], batch=64, max_steps=800,
                         last_steps=50, seed=cell["seed"])

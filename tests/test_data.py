@@ -162,6 +162,25 @@ def test_the_rule_for_many_variables_leaves_room_for_their_keys(n):
     assert np.allclose([recipe["lr"], recipe["matrix_lr"]], [0.004 * fall, 0.02 * fall**0.5])
 
 
+@pytest.mark.parametrize("length, easy, half", [(16, True, True), (32, True, False),
+                                                (16, False, False)])
+def test_short_training_traces_of_words_move_fewer_points(length, easy, half):
+    """Up to 16 words each is the easier of two, P(points >= m) = p(points >= m)^2; else uniform,
+    as every test is."""
+    task = WordTask(Group("A5"), easy=easy)
+    group = task.group
+    uniform = np.bincount(data.points_moved(group.elements), minlength=6)[::-1].cumsum()[::-1] / 60
+    expected = uniform**2 if half else uniform
+
+    batch = task.training_batch(4000, length, 1, default_rng(3))
+    found = np.bincount(data.points_moved(group.elements[batch.inputs.ravel()]), minlength=6)
+    found = found[::-1].cumsum()[::-1] / batch.inputs.size
+    assert np.abs(found - expected).max() < 6 * 0.5 / batch.inputs.size**0.5
+
+    tested = task.test_batch(4000, length, 1, default_rng(3)).inputs.ravel()
+    assert np.abs(np.bincount(tested, minlength=60) / tested.size - 1 / 60).max() < 0.004
+
+
 @pytest.mark.parametrize("commands", data.COMMANDS)
 def test_words_are_labelled_with_the_running_product(commands):
     """Label t = compose(label t-1, token t), from the identity; each S-th label counts."""

@@ -12,6 +12,7 @@ from data import Group, ReplTask, generator
 from experiments import scale
 from experiments.scale import ARMS, Arm, make_recipe, make_task
 from models import LinRNN
+from scan import delta_product
 
 
 # --- The rule, and the rule without a part --------------------------------------------------------
@@ -137,3 +138,29 @@ def test_a_plan_names_weights_and_hours_and_refuses_what_cannot_be(capsys, refus
         assert float(hours) == pytest.approx(15000 / 3600 * int(tokens) * float(flops), rel=0.1)
     refused(scale.main, ["--plan", "--lengths", "3:2"], "multiple")
     refused(scale.main, ["--group", "S4"], "S4", "S3, S5")
+
+
+def test_scans_of_a_rounded_model_read_bfloat16_and_nothing_else_changes():
+    """q, k and v are numbers that bfloat16 can hold; beta and the state are handed on as they are.
+    """
+    read = {}
+
+    def scan(q, k, v, beta, state=None):
+        read.update(q=q, k=k, v=v, beta=beta, state=state)
+        return delta_product(q, k, v, beta, state)
+
+    model = LinRNN(7, d_model=8, heads=2, layers=2)
+    blocks = [block for block in model.blocks if hasattr(block, "scan")]
+    for block in blocks:
+        block.scan = scan
+    scale.round_inputs(model)
+    tokens = torch.randint(7, (2, 9))
+    _, state = model.stream(tokens[:, :4])
+    x = torch.randn(2, 5, 8)
+    for block, S in zip(blocks, [part for part in state if part is not None][1:]):
+        *exact, beta = block.inputs_of_scan(x)
+        block(x, S)
+        for name, vectors in zip("qkv", exact):
+            assert (read[name] == vectors.bfloat16()).all() and (read[name] != vectors).any()
+        assert (read["beta"] == beta).all() and read["state"] is S
+    assert len(blocks) == 2
