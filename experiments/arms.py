@@ -336,22 +336,18 @@ def count(model, task):
 # --- reflections: words against traces ------------------------------------------------------------
 
 def plan_reflections(cell):
-    """Words within 850 steps, by a model without local block; traces as train.py reads them."""
-    group = Group(cell["group"])
+    """Words and traces, each as train.py reads them without further options."""
     if cell["format"] == "word":
-        task = WordTask(group, cell["commands"], easy=False)
-        options = {"conv_width": 1}
-        recipe = Recipe(curriculum=[(4, 1), (16, 1), (128, 1)], batch=64, max_steps=800,
-                        last_steps=50, seed=cell["seed"])
-        lengths = [(128, 1), (256, 1), (512, 1)]
+        task = WordTask(Group(cell["group"]), cell["commands"])
+        lengths = task.test_lengths
     else:
-        task = ReplTask(group, cell["commands"])
-        options = task.model_options
-        recipe = Recipe(seed=cell["seed"], **task.recipe_options)
+        task = ReplTask(Group(cell["group"]), cell["commands"])
         lengths = [(64, 8), (128, 16), (256, 32)]
 
-    R = cell["householders"]
-    return task, lambda: LinRNN(len(task.vocab), householders=R, **options), recipe, lengths
+    def make_model():
+        return LinRNN(len(task.vocab), householders=cell["householders"], **task.model_options)
+
+    return task, make_model, Recipe(seed=cell["seed"], **task.recipe_options), lengths
 
 
 # --- The tables, from the records -----------------------------------------------------------------
@@ -463,9 +459,12 @@ def show_ladder(rows):
 
 
 def show_reflections(rows):
-    print_table("Labels right in %, words of 128 tokens; reveals right in %, REPL traces of "
-                "(64,8); by reflections a token", ["format", "group", "commands"],
-                {"R": right(0)}, rows, by="householders")
+    print_table("Words, trained to 128 of them: labels right in % at 128 and at 512 words, by "
+                "reflections a token", ["group", "commands"], {"128": right(1), "512": right(3)},
+                sorted(where(rows, {"format": "word"}), key=lambda row: row["householders"]),
+                by="householders")
+    print_table("REPL traces, one reflection a token: reveals right in % at (64,8)",
+                ["group", "commands"], {"right": right(0)}, where(rows, {"format": "repl"}))
 
 
 # --- The studies, cell by cell --------------------------------------------------------------------
@@ -479,6 +478,12 @@ def traces(group, commands, arms, millions, seeds=3, **more):
     """The cells of these arms on REPL traces, each with a cap in million tokens."""
     return grid(arm=arms, group=[group], commands=[commands], **more, millions=[millions],
                 seed=range(seeds))
+
+
+def words(group, commands, householders, seeds=3):
+    """The cells of words of one group, each with the same cap in million tokens."""
+    return grid(format=["word"], group=[group], commands=[commands], householders=householders,
+                millions=[3], seed=range(10, 10 + seeds))
 
 
 def rate_grid(optimizer, rates):
@@ -525,10 +530,21 @@ STUDIES = {
         *grid(arm=["diagonal, -1 to 1", "rotations", "2 reflections"], group=["Z5"],
               millions=[1.5], seed=range(3))]),
     "reflections": Study("reflections", plan_reflections, show_reflections, [
-        *grid(format=["word"], group=["S3", "S4", "A5", "S5"], commands=["full"],
-              householders=[1, 2, 3, 4], seed=[0, 1]),
-        *grid(format=["word"], group=["S5"], commands=["swap"], householders=[1, 2, 3, 4],
-              seed=[0, 1]),
+        # As many as a word needs; then one fewer; then the rest of the table.
+        *words("S5", "full", [4], seeds=5),
+        *words("A5", "full", [2]),
+        *words("S4", "full", [2]),
+        *words("S5", "swap", [1]),
+        *words("S3", "full", [2]),
+        *words("S5", "full", [3]),
+        *words("A5", "full", [1]),
+        *words("S4", "full", [1]),
+        *words("S3", "full", [1]),
+        *words("A5", "full", [3, 4]),
+        *words("S4", "full", [3, 4]),
+        *words("S5", "full", [1, 2]),
+        *words("S5", "swap", [2, 3, 4]),
+        *words("S3", "full", [3, 4]),
         *grid(format=["repl"], group=["S3", "S4", "A5", "D6", "Z7"], commands=["full"],
               householders=[1], seed=[0, 1])])}
 
