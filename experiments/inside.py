@@ -27,18 +27,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import UserError, draw_commands, generator, one_line_errors, parse, run, run_commands
+from data import (UserError, WordTask, draw_commands, generator, one_line_errors, parse, run,
+                  run_commands)
 from eval import device_of, evaluate, load_run
 from models import DeltaBlock
 from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key,
                   swap_machine_keys)
 
 
-def load_repl_run(folder, device="cpu"):
-    """load_run, for a run on REPL traces. Raises: UserError for a run of any other format."""
+def load_repl_run(folder, device="cpu", words=False):
+    """load_run, for a run on REPL traces, or on words, if they are welcome.
+
+    Raises: UserError for a run of any other format.
+    """
     checkpoint, task, model = load_run(folder, device)
     name = checkpoint["config"]["format"]
-    if name != "repl":
+    if name != "repl" and not (words and name == "word"):
         raise UserError("this chapter looks for the finitely many states of REPL traces; the run "
                         f"in {folder} was trained on the format {name}")
     return checkpoint, task, model
@@ -47,9 +51,18 @@ def load_repl_run(folder, device="cpu"):
 def traces_of_commands(model, task, traces, length, rng):
     """Random traces without a reveal: tokens [B, T], on the model's device; commands [B, L, n]."""
     commands = draw_commands(task.group, task.commands, (traces, length), rng)
-    start = np.tile(task.start_tokens(), (traces, 1))
-    lines = task.command_tokens(commands).reshape(traces, -1)
-    return torch.from_numpy(np.hstack([start, lines])).to(device_of(model)), commands
+    if isinstance(task, WordTask):
+        tokens = task.group.index(commands)
+    else:
+        start = np.tile(task.start_tokens(), (traces, 1))
+        lines = task.command_tokens(commands).reshape(traces, -1)
+        tokens = np.hstack([start, lines])
+    return torch.from_numpy(tokens).to(device_of(model)), commands
+
+
+def tokens_ahead(task):
+    """Tokens of a trace ahead of its first command: the lines `>>> a = 1`, or none of words."""
+    return 0 if isinstance(task, WordTask) else len(task.start_tokens())
 
 
 # --- Which head tracks ----------------------------------------------------------------------------
@@ -79,13 +92,14 @@ def scan_inputs(model, tokens):
 def tracking_heads(model, task):
     """The heads that keep what they held before a trace, and move it: [(entry, head)].
 
-    Start at S = I and write nothing. Then the scan over 32 commands returns the product P of its
-    steps. E|P|^2 - |E P|^2, over random traces, counts the directions that are kept and moved. The
+    Start at S = I and write nothing. Then the scan over 32 commands, or 128 words, which have fewer
+    tokens, returns the product P of its steps. E|P|^2 - |E P|^2, over random traces, counts the directions that are kept and moved. The
     count is 0 for a head that forgets, where P = 0, and for one that merely remembers, whose P is
     the same for all traces. A group that moves anything moves a direction or more.
     """
-    tokens, _ = traces_of_commands(model, task, 64, 32, generator(0, "valid", 32, 32))
-    begin = len(task.start_tokens())  # the lines `>>> a = 1` write into the state
+    length = 128 if isinstance(task, WordTask) else 32
+    tokens, _ = traces_of_commands(model, task, 64, length, generator(0, "valid", 32, 32))
+    begin = tokens_ahead(task)  # the lines `>>> a = 1` write into the state
 
     found = []
     for entry, inputs in scan_inputs(model, tokens).items():
@@ -194,9 +208,12 @@ def settling_tokens(task):
     """Tokens of a line after which the command in the line before it is done: `>>> a, b, c = `.
 
     A network works late. The local block sees n + 3 tokens, so the names of one line still steer
-    the steps of the next, up to the `=`. A swap is followed by no such fixed text: 0.
+    the steps of the next, up to the `=`. A swap is followed by no such fixed text: 0. A word is
+    done with its own token: 0.
     """
-    return 0 if task.commands == "swap" else task.group.degree + 2
+    if isinstance(task, WordTask) or task.commands == "swap":
+        return 0
+    return task.group.degree + 2
 
 
 def read_heads(state, heads):
@@ -221,11 +238,11 @@ def collect_states(model, task, heads, traces, length, rng):
     """
     # One command more than is read: the last one settles in the line after it.
     tokens, commands = traces_of_commands(model, task, traces, length + 1, rng)
-    begin = len(task.start_tokens())
+    begin = tokens_ahead(task)
     line = (tokens.shape[1] - begin) // (length + 1)
     begin += settling_tokens(task)
 
-    _, state = model.stream(tokens[:, :begin])
+    state = model.stream(tokens[:, :begin])[1] if begin else None
     states = []
     for lines in tokens[:, begin:begin + length * line].split(line, 1):
         _, state = model.stream(lines, state)

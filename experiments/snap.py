@@ -36,11 +36,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from data import UserError, generator, number, one_line_errors, parse, run, stages, try_stages
+from data import (UserError, WordTask, generator, number, one_line_errors, parse, run,
+                  stages, try_stages)
 from eval import device_of, evaluate_and_print
 from experiments import record, records
-from experiments.inside import (LinearImage, collect_states, load_repl_run, nearest, read_heads,
-                                settling_tokens, tracking_heads, write_heads)
+from experiments.inside import (LinearImage, collect_states, delta_blocks, load_repl_run, nearest,
+                                read_heads, settling_tokens, tracking_heads, write_heads)
 from models import choose_device
 
 MOST_STATES = 1000  # S6 has 720; the 20,480 points of find_states show each of them many times
@@ -78,16 +79,38 @@ def fit_image(model, task, heads):
     return image, {"heads": heads, "directions": image.sizes.tolist(), "residual": residual.item()}
 
 
+def resting_heads(model, task, tracking):
+    """All other heads, and the mean of what they hold: (heads, S [heads, K, V]), or None.
+
+    Of a line of text they keep what the next token needs, and lose it with the next line. In words
+    there are no lines: what they hold grows with every word, and in the end it drowns the answer.
+    """
+    others = []
+    for entry, block in delta_blocks(model).items():
+        for head in range(block.heads):
+            if (entry, head) not in tracking:
+                others.append((entry, head))
+    if not others:
+        return None
+    states, _ = collect_states(model, task, others, 64, 16, generator(0, "valid", 16))
+    return others, states.mean((0, 1))
+
+
 class Snapped(nn.Module):
     """A model whose tracking heads are put back at every `interval`-th settled place of a trace.
 
     It is streamed as the model itself is. Snapping waits for the next token, so a returned state is
     the model's own. State: that of the model, the last two tokens [B, 2], the settled places [B].
+
+    rest: heads that are set to one S at the same places, from resting_heads; needed for words.
     """
 
-    def __init__(self, model, task, image, interval=1):
+    def __init__(self, model, task, image, interval=1, rest=None):
         super().__init__()
-        self.model, self.image, self.interval = model, image, interval
+        self.model, self.image, self.interval, self.rest = model, image, interval, rest
+        self.words = isinstance(task, WordTask)
+        if self.words:
+            return
         # A settled place is after a comma name and `=`, or a newline for swaps, and nowhere else.
         self.commas = torch.tensor([task.vocab.index(f", {name}") for name in task.names])
         self.mark = task.vocab.index("\n" if task.commands == "swap" else " = ")
@@ -103,8 +126,11 @@ class Snapped(nn.Module):
 
         # due [B, T]: ahead of which tokens which traces are put back.
         window = torch.cat([past, tokens], 1)
-        after_comma = torch.isin(window[:, :-2], self.commas.to(window))
-        settled = after_comma & (window[:, 1:-1] == self.mark)
+        if self.words:
+            settled = window[:, 1:-1] >= 0  # each word but the first has one ahead of it
+        else:
+            after_comma = torch.isin(window[:, :-2], self.commas.to(window))
+            settled = after_comma & (window[:, 1:-1] == self.mark)
         count = count.unsqueeze(1) + settled.cumsum(1)
         due = settled & (count % self.interval == 0)
 
@@ -113,10 +139,14 @@ class Snapped(nn.Module):
             if begin < end:
                 piece, inner = self.model.stream(tokens[:, begin:end], inner)
                 logits.append(piece)
-            held = read_heads(inner, self.image.heads)
             rows = due[:, end].view(-1, 1, 1, 1)
+            held = read_heads(inner, self.image.heads)
             put_back = torch.where(rows, self.image.correct(held), held)
             inner = write_heads(inner, self.image.heads, put_back)
+            if self.rest:
+                heads, resting = self.rest
+                rested = torch.where(rows, resting, read_heads(inner, heads))
+                inner = write_heads(inner, heads, rested)
             begin = end
         piece, inner = self.model.stream(tokens[:, begin:], inner)
         logits.append(piece)
@@ -262,7 +292,7 @@ def main(argv=None):
                                      description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("run", nargs="?", help="a run folder, made by train.py (default: show the records)")
-    add("--lengths", type=stages, default="8192:128", help="LENGTH:SPACING,...")
+    add("--lengths", type=stages, help="LENGTH:SPACING,... (default: 8192:128; of words, 8192:1)")
     add("--traces", type=number(1), default=16, help="fresh traces for each length")
     add("--seed", type=number(0), default=0, help="of the traces, never those of training")
     add("--interval", type=number(1), default=1, help="commands from snap to snap")
@@ -278,8 +308,10 @@ def main(argv=None):
     begin = time.monotonic()
     with one_line_errors(parser):
         device = choose_device(args.device)
-        checkpoint, task, model = load_repl_run(args.run, device)
-        try_stages(task, args.lengths, args.traces)
+        checkpoint, task, model = load_repl_run(args.run, device, words=not args.extract)
+        words = isinstance(task, WordTask)
+        lengths = args.lengths or ([(8192, 1)] if words else [(8192, 128)])
+        try_stages(task, lengths, args.traces)
 
         heads = tracking_heads(model, task)
         image, found = fit_image(model, task, heads)
@@ -293,8 +325,9 @@ def main(argv=None):
             row["extract"] = extract(model, task, heads)
             print_automaton(task.group.name, row["extract"])
 
-        snapped = Snapped(model, task, image, args.interval)
-        row["results"] = evaluate_and_print(snapped, task, args.lengths, args.traces, args.seed)
+        rest = resting_heads(model, task, heads) if words else None
+        snapped = Snapped(model, task, image, args.interval, rest)
+        row["results"] = evaluate_and_print(snapped, task, lengths, args.traces, args.seed)
         row["minutes"] = (time.monotonic() - begin) / 60
         if args.record:
             record("snap", row)

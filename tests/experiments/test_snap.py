@@ -9,12 +9,12 @@ import torch
 from conftest import ROOT
 from machine import SwapMachine
 
-from data import Group, ReplTask, generator
+from data import Group, ReplTask, WordTask, draw_commands, generator
 from eval import evaluate
 from experiments import snap
 from experiments.inside import LinearImage, collect_states, load_repl_run, tracking_heads
 from experiments.snap import (Snapped, Untracked, compare, extract, find_states, fit_image, main,
-                              transitions)
+                              resting_heads, transitions)
 from models import build
 
 HEADS = [(0, 0)]  # of a SwapMachine
@@ -116,6 +116,45 @@ def test_a_snap_comes_when_a_command_has_settled_and_at_no_other_place(commands,
         done = re.findall(r", . = .*\n", read)
         assert read.endswith(mark) and len(done) == count - (commands == "full")
     assert len(pieces) == 7
+
+
+def test_of_words_the_state_is_put_back_ahead_of_each_but_the_first():
+    """The tracking head gets the image of its nearest permutation, and the other head its rest, in
+    the traces and at the words that are due."""
+    given = []
+
+    class Listener(torch.nn.Module):
+        def stream(self, tokens, state=None):
+            given.append((tokens.shape[1], state))
+            held = torch.randn(2, 2, 6, 6).double()
+            made.append(held)
+            return torch.zeros(*tokens.shape, 1), [held]
+
+    made, image, resting = [], random_image(HEADS, 6), torch.randn(1, 6, 6).double()
+    snapped = Snapped(Listener(), WordTask(Group("S3")), image, 2, ([(0, 1)], resting))
+    _, state = snapped.stream(torch.zeros(2, 4, dtype=torch.long))
+    snapped.stream(torch.zeros(2, 2, dtype=torch.long), state)
+
+    assert [length for length, _ in given] == [2, 2, 2]  # due ahead of the words 3 and 5
+    assert given[0][1] is None
+    for held, (_, state) in zip(made, given[1:]):
+        assert torch.equal(state[0][:, :1], image.correct(held[:, :1]))
+        assert torch.equal(state[0][:, 1:], resting.expand(2, 1, 6, 6))
+
+
+def test_the_other_heads_rest_at_the_mean_of_what_they_hold():
+    """Of a model on words, whose head 1 is said to track."""
+    task = WordTask(Group("S3"))
+    model = build("linrnn", 6, d_model=12, heads=3, conv_width=1).double()
+    heads, S = resting_heads(model, task, [(0, 1)])
+    assert heads == [(0, 0), (0, 2)] and S.shape == (2, 4, 4)
+    commands = draw_commands(task.group, "full", (64, 17), generator(0, "valid", 16))
+    tokens, state, held = torch.from_numpy(task.group.index(commands)), None, []
+    for t in range(16):
+        _, state = model.stream(tokens[:, t:t + 1], state)
+        held.append(state[0][:, [0, 2]])
+    assert (S - torch.stack(held).mean((0, 1))).abs().max() < 1e-12
+    assert resting_heads(model, task, [(0, 0), (0, 1), (0, 2)]) is None
 
 
 # --- The fit --------------------------------------------------------------------------------------
