@@ -592,7 +592,7 @@ class WordTask:
     recipe_options = {
         "curriculum": [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 1), (128, 1)],
         "batch": 4, "level": True, "advance": 0.5, "streak": 1, "max_steps": 8000,
-        "last_steps": 2500, "average": False, "optimizer": "adamw", "lr": 3e-3,
+        "last_steps": 3500, "average": False, "optimizer": "adamw", "lr": 3e-3,
         "matrix_lr": 3e-3}
     test_lengths = [(64, 1), (128, 1), (256, 1), (512, 1)]
     check = staticmethod(check_spacing)

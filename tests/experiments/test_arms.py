@@ -164,6 +164,12 @@ def test_what_the_chapter_says_is_what_its_records_say(capsys):
         assert shown[f"{arm}, 15"][0] == "0 of 5"
     assert shown["transformer, 15"][1] == "3" and shown["lstm, 15"][1] == "2"
     assert shown["transformer, 15"][6] == "63.6-65.9" and shown["lstm, 15"][5] == "57.8-61.7"
+    assert shown["transformer, more layers, 5"][6] == "82.7-83.8"
+    assert shown["transformer, 5"][6] == "54.4-55.3"
+    assert shown["lstm, more layers, 5"][4] == "86.3-89.1" and shown["lstm, 5"][4] == "75.6-77.7"
+    assert shown["linrnn-beta1, more layers, 5"][7] == "85.6-86.5"
+    assert shown["linrnn-beta1, rates fall to 0, 5"][7] == "87.9-89.1"
+    assert shown["linrnn-beta1, 5"][7] == "77.1-80.3"
     passed = {arm: sum(row["stage_reached"] > 1 for row in records("arms", arm=arm, group="S5",
                                                                   commands="full", millions=15))
               for arm in ("transformer", "lstm")}
