@@ -1,10 +1,10 @@
 """The process in which a submission runs. It returns values, and no verdict.
 
 tests/exercises.py starts it in a folder without solutions. Questions come in as JSON, on stdin: a
-few lines of code, their inputs, and the names of the values to send back. Each is answered by one
-line of JSON, with these values or with an error. What a submission prints goes elsewhere. So one
-that ends this process early, or prints what it likes, has shown nothing. course.py calls run, too:
-so what is expected is the project's own answer to the same question.
+few lines of code, and the names of the values to send back. Each is answered by one line of JSON,
+with these values or with an error. What a submission prints goes elsewhere. So one that ends this
+process early, or prints what it likes, has shown nothing. course.py calls run, too: so what is
+expected is the project's own answer to the same question.
 """
 
 import json
@@ -13,44 +13,36 @@ import sys
 import traceback
 
 
-def to_json(value):
-    """A value as JSON, with its type where JSON has none. Nothing of the value is executed."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [to_json(item) for item in value]
+def take_apart(value):
+    """A value as (what it is, in words; all numbers in it). JSON can write both."""
     if isinstance(value, dict):
-        return {"dict": {str(key): to_json(item) for key, item in value.items()}}
+        keys = sorted(value)
+        kind, numbers = take_apart([value[key] for key in keys])
+        return f"a dict with the keys {keys} and the items {kind}", numbers
+
+    if isinstance(value, (list, tuple)):
+        kinds = []
+        numbers = []
+        for item in value:
+            kind, some = take_apart(item)
+            kinds.append(kind)
+            numbers += some
+        return f"[{', '.join(kinds)}]", numbers
 
     library = type(value).__module__.split(".")[0]
     if library in ("numpy", "torch") and hasattr(value, "tolist"):
-        return {"of": library, "dtype": str(value.dtype).removeprefix("torch."),
-                "shape": list(value.shape), "array": value.tolist()}
-    return {"other": type(value).__name__}
-
-
-def from_json(value):
-    """What to_json was given. numpy and torch are imported only if the value needs them."""
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "dict" in value:
-        return {key: from_json(item) for key, item in value["dict"].items()}
-
-    if value["of"] == "numpy":
-        import numpy
-        return numpy.array(value["array"], value["dtype"]).reshape(value["shape"])
-    import torch
-    return torch.tensor(value["array"], dtype=getattr(torch, value["dtype"])).reshape(
-        value["shape"])
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{library} {dtype} {[*value.shape]}", value.reshape(-1).tolist()
+    if isinstance(value, (bool, int, float)):
+        return type(value).__name__, [value]
+    return repr(value) if isinstance(value, str) else type(value).__name__, []
 
 
 def run(question):
-    """The values that a question asks for, after its code has run on its inputs."""
-    variables = {name: from_json(value) for name, value in question["inputs"].items()}
+    """The values that a question asks for, after its code has run."""
+    variables = {}
     exec(question["code"], variables)
-    return {name: to_json(variables[name]) for name in question["names"]}
+    return {name: take_apart(variables[name]) for name in question["names"]}
 
 
 def describe(error, folder):
