@@ -21,13 +21,13 @@ def checks():
     return course.make_checks(seed=1)
 
 
-def submit(folder, number, old, new):
-    """The file of an exercise with one change. If old is empty, new is added at its end."""
+def submit(folder, number, old="", new=""):
+    """The file of an exercise, with one change. Without old, new is added at its end."""
     path = folder / course.EXERCISES[number].file
     source = (path if path.exists() else ROOT / course.EXERCISES[number].file).read_text()
     assert source.count(old) == 1 or not old, (number, old)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(source.replace(old, new) if old else f"{source}\n\n{new}")
+    path.write_text(source.replace(old, new) if old else source + new)
 
 
 def graded(folder, checks, numbers):
@@ -39,39 +39,17 @@ def graded(folder, checks, numbers):
 
 # --- What gets the points -------------------------------------------------------------------------
 
-# Name by name, and with keys of the other sign.
-OTHER_MACHINE = """
-def swap_machine_keys(commands):
-    *lead, length, n = commands.shape
-    keys = torch.zeros(*lead, length, 2 * n, 2 * n, dtype=torch.float64)
-    for i in range(n):
-        keys[..., i, i] = -(0.5 ** 0.5)
-        keys[..., i, n + i] = 0.5 ** 0.5
-        keys[..., n + i, i] = -(0.5 ** 0.5)
-        keys[..., n + i, :].scatter_(-1, commands[..., i:i + 1] + n, 0.5 ** 0.5)
-    return keys.flatten(-3, -2)
-"""
-
-
 def test_right_solutions_get_all_points_however_they_are_written(tmp_path, checks):
-    """The project's own functions, and one that is written otherwise."""
+    """The project's own functions, one of them with keys of the other sign."""
     assert {check["exercise"] for check in checks} == {*course.EXERCISES}
     for number in course.EXERCISES:
-        submit(tmp_path, number, "", OTHER_MACHINE if number == 5 else "")
+        submit(tmp_path, number)
+    submit(tmp_path, 5, ".double() / 2**0.5", ".double() / -2**0.5")
     results = graded(tmp_path, checks, course.EXERCISES)
     for number, result in results.items():
         assert result["status"] == "passed", result["output"]
     assert sum(result["score"] for result in results.values()) == 20
 
-
-AUTOGRAD = """
-def chunked_backward(q_NCK, k_NCK, v_NCV, beta_NC1, start_NKV, d_NCV, w_NCK, g_out_NCV, G_KV):
-    with torch.inference_mode(False):
-        inputs = [x.clone().requires_grad_() for x in (
-            q_NCK, k_NCK, v_NCV, beta_NC1, start_NKV.select(-3, 0))]
-        out, last, *_ = chunked_forward(*inputs)
-        return torch.autograd.grad((out, last), inputs, (g_out_NCV, G_KV))
-"""
 
 # In the order of the exercises: what each says, what it would say, and what the student reads.
 WRONG = [
@@ -83,7 +61,7 @@ WRONG = [
     (4, "q_NCK @ start_NKV +", "q_NCK @ start_NKV[..., :1, :, :] +", "= (), 2, 1, 2, 1"),
     (5, "exchange_key(place, commands + n,", "exchange_key(commands, commands + n,",
      "after_each_name: expected"),
-    (6, "", AUTOGRAD, "= (), 2, 1, 2, 1"),
+    (6, "G_NKV = torch.stack(G[::-1], -3)", "G_NKV = torch.stack(G, -3)", "= (), 2, 1, 2, 1"),
     (7, "perfect = right.all(1)", "import os; os._exit(0)", "ended without an answer, with exit"),
     (8, "survived = belief * self.rho[symbol]", "raise SystemExit(0)", "SystemExit: 0"),
     (9, "perms = nearest(self.read(states))", "perms = self.read(states).argmax(-1)", "n, heads = 3"),
@@ -135,14 +113,6 @@ def pytest_runtest_makereport():
     report = yield
     report.outcome = "passed"
     return report
-""",
-    "answers of one's own": """
-import os
-for fd in range(3, 9):
-    try:
-        os.write(fd, b'{"values": {"element": ["numpy int64 []", [1]]}}\\n')
-    except OSError:
-        pass
 """}
 
 
@@ -194,9 +164,7 @@ def test_results_are_written_whatever_is_handed_in(tmp_path, capsys, monkeypatch
 
     monkeypatch.setattr(exercises, "SECONDS", 120)
     assert exercises.main([*arguments, "8"]) == 0
-    assert json.loads(file.read_text()) == {"score": 2, "tests": [
-        {"name": "8 PFSA.step", "score": 2, "max_score": 2, "status": "passed",
-         "output": "all checks passed"}]}
+    assert json.loads(file.read_text())["score"] == 2
 
 
 # --- The students' copy ---------------------------------------------------------------------------
