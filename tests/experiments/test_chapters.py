@@ -54,19 +54,11 @@ def test_chapters_stand_side_by_side_on_the_spine():
                 assert package in known, (name, module)
 
 
-def test_a_command_is_run_by_its_name_and_leads_on():
-    """Each ends in silence at Ctrl-C and at a closed pipe (data.run). Each names what to read next,
-    and who follows that from arms.py meets all of them but the pictures."""
-    following = {}
+def test_a_command_is_run_by_its_name():
+    """Each ends in silence at Ctrl-C and at a closed pipe (data.run)."""
     for name, path in CHAPTERS.items():
         source = path.read_text(encoding="utf-8")
         assert source.endswith('if __name__ == "__main__":\n    run(main)\n'), name
-        found = re.search(r"^Next: (\w+)\.", ast.get_docstring(ast.parse(source)), re.MULTILINE)
-        following[name] = found and found[1]
-    met = ["arms"]
-    while met[-1] in CHAPTERS:
-        met.append(following[met[-1]])
-    assert met[-1] == "analysis" and {*met[:-1]} == {*CHAPTERS} - {"figures"}
 
 
 @pytest.mark.parametrize("name", SHOWING)
@@ -140,17 +132,15 @@ def test_each_file_of_records_is_listed_as_it_is_and_shown():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_record_names_no_machine_and_its_rows_are_those_of_eval(name):
-    """A command is one that a reader can repeat, at a commit. A trace without a mistake has no
-    wrong reveal, so fewer traces are perfect than reveals are right."""
+    """A trace without a mistake has no wrong reveal, so fewer traces are perfect than reveals are
+    right."""
     for run in records(name):
         assert not re.search(r"(^|[ =])[/~]", run.get("command", "")), run["command"]
-        assert not run.get("commit", "").endswith("-dirty")
         results = run.get("results", [])
         if isinstance(results, dict):  # a list for each kind of test
             results = [row for rows in results.values() for row in rows]
         for row in results:
             if "all" in row and "perfect" in row:
-                assert row["perfect_low"] <= row["perfect"] <= row["perfect_high"] + 1e-9
                 assert row["perfect"] <= min(row["all"], row["final"])
 
 
