@@ -119,66 +119,53 @@ def test_a_batch_has_the_stated_length_and_asks_for_the_token_that_comes_next(se
         assert (marked == reveals[:, 1:]).all() and best is None
 
 
-def commands_of(task, batch):
-    """What Python does in each command ahead of the first reveal: permutations [commands, n]."""
-    found = []
-    for row in batch.inputs:
-        first = task.decode(row).split(">>> print")[0].split(">>> ")[1:]
-        for line in first[task.group.degree:]:
-            variables = dict(zip(task.names, range(task.group.degree)))
-            exec(line, {}, variables)
-            found.append([*variables.values()])
-    return np.array(found)
-
-
-def test_many_variables_are_trained_on_easier_traces_and_tested_on_the_same_as_few():
-    """From eight variables on, in training only: n // 4 reveals in a row, and where S = 1 commands
-    that leave many variables alone. Elsewhere a command moves nearly all of them."""
-    task = ReplTask(Group("S12"))
-    for draw, spacing, reveals, sparse in [
-            (task.training_batch, 1, 3, True), (task.training_batch, 4, 3, False),
-            (task.test_batch, 1, 1, False)]:
-        batch = draw(48, 4, spacing, default_rng(0))
+@pytest.mark.parametrize("task, spacing, sparse", [
+    (ReplTask(Group("S12")), 1, True),
+    (ReplTask(Group("S12")), 4, False),
+    (ReplTask(Group("S12"), sparse=False), 1, False),
+    (ReplTask(Group("S12"), "swap"), 1, False),  # exchanges already
+    (ReplTask(Group("A12")), 1, False)])  # a product of exchanges may be no command of this one
+def test_many_variables_are_trained_on_easier_traces_and_tested_on_the_same_as_few(
+        task, spacing, sparse, monkeypatch):
+    """From eight variables on, in training only: n // 4 reveals in a row, and where S = 1 sparse
+    commands."""
+    draw = Mock(side_effect=data.draw_sparse_commands)
+    monkeypatch.setattr(data, "draw_sparse_commands", draw)
+    for draws, reveals in ((task.test_batch, 1), (task.training_batch, 3)):
+        batch = draws(2, 4, spacing, default_rng(0))
         assert (batch.reveals.sum(1) == reveals * 4 // spacing).all()
-        moved = (commands_of(task, batch) != np.arange(12)).mean(1)
-        assert (moved.mean() < 0.75 and moved.min() < 0.3) if sparse else moved.mean() > 0.85
+        assert draw.called == (sparse and draws == task.training_batch)
 
-    # Permutations that leave many variables alone would be no commands of the first three.
-    for task in (ReplTask(Group("D12")), ReplTask(Group("A8")), ReplTask(Group("S12"), "swap"),
-                 ReplTask(Group("S12"), sparse=False)):
-        trained, tested = [commands_of(task, draw(20, 1, 1, default_rng(0)))
-                           for draw in (task.training_batch, task.test_batch)]
-        assert (trained == tested).all()
+
+def test_sparse_commands_leave_many_variables_alone():
+    """A uniform permutation of 12 points moves 11 of them."""
+    commands = data.draw_sparse_commands(Group("S12"), (40, 4), default_rng(0))
+    assert (np.sort(commands) == np.arange(12)).all()
+    moved = data.points_moved(commands)
+    assert moved.mean() < 9 and moved.min() < 4 and moved.max() > 9
 
 
 @pytest.mark.parametrize("n", [2, 5, 6, 8, 12, 26])
 def test_the_rule_for_many_variables_leaves_room_for_their_keys(n):
     """The convolution sees one side of a command. From n = 8 on a head has at least 2n + 8
-    dimensions. From n = 6 on the rates fall."""
-    model, recipe, *_ = rule_for(n)
+    dimensions."""
+    model = rule_for(n).model_options
     assert model["conv_width"] > n + 1
     assert n < 8 or model["d_model"] / model["heads"] >= max(32, 2 * n + 8)
-    fall = min(1, 5 / n)
-    assert np.allclose([recipe["lr"], recipe["matrix_lr"]], [0.004 * fall, 0.02 * fall**0.5])
 
 
-@pytest.mark.parametrize("length, easy, half", [(16, True, True), (32, True, False),
-                                                (16, False, False)])
-def test_short_training_traces_of_words_move_fewer_points(length, easy, half):
-    """Up to 16 words each is the easier of two, P(points >= m) = p(points >= m)^2; else uniform,
-    as every test is."""
+@pytest.mark.parametrize("length, easy, easier", [(16, True, True), (32, True, False),
+                                                  (16, False, False)])
+def test_short_training_traces_of_words_move_fewer_points(length, easy, easier):
+    """Up to 16 words each is the easier of two; else they are uniform, as in every test."""
     task = WordTask(Group("A5"), easy=easy)
-    group = task.group
-    uniform = np.bincount(data.points_moved(group.elements), minlength=6)[::-1].cumsum()[::-1] / 60
-    expected = uniform**2 if half else uniform
-
-    batch = task.training_batch(4000, length, 1, default_rng(3))
-    found = np.bincount(data.points_moved(group.elements[batch.inputs.ravel()]), minlength=6)
-    found = found[::-1].cumsum()[::-1] / batch.inputs.size
-    assert np.abs(found - expected).max() < 6 * 0.5 / batch.inputs.size**0.5
-
-    tested = task.test_batch(4000, length, 1, default_rng(3)).inputs.ravel()
-    assert np.abs(np.bincount(tested, minlength=60) / tested.size - 1 / 60).max() < 0.004
+    elements = task.group.elements
+    moved = [data.points_moved(elements[draw(4000, length, 1, default_rng(3)).inputs]).mean()
+             for draw in (task.training_batch, task.test_batch)]
+    of_all = data.points_moved(elements)
+    of_two = np.minimum(of_all, of_all[:, None])
+    assert abs(moved[0] - (of_two if easier else of_all).mean()) < 0.03
+    assert abs(moved[1] - of_all.mean()) < 0.03
 
 
 @pytest.mark.parametrize("commands", data.COMMANDS)
@@ -220,11 +207,11 @@ BAD_REQUESTS = [
     ("multiple of the spacing", lambda: data.try_stages(S5, [(8, 1), (9, 2)], 1)),
     ("are too many", lambda: data.try_stages(S5, [(8, 1), (256, 1)], 16_385)),
     *[("group|small", lambda name=name: Group(name)) for name in
-      ("S", "W7", "s5", "S05", "A2", "S27", "S20xS7", "", "S5 ", "S٣")],
+      ("W7", "s5", "S05", "A2", "S27", "S20xS7", "", "S5 ")],
     *[("must lie in", lambda text=text: data.number(0, 2, float)(text)) for text in
-      ("nan", "inf", "-1", "2.1")],
+      ("nan", "inf", "-1")],
     *[("expected LENGTH:SPACING", lambda text=text: data.stages(text)) for text in
-      ("8", "8:1,", "8:1;16:2", "", "-8:1", "8:1:1", "1e3:1", "8 :1")]]
+      ("8", "8:1,", "", "-8:1", "8:1:1", "1e3:1")]]
 
 
 @pytest.mark.parametrize("rule, ask", BAD_REQUESTS)
