@@ -196,10 +196,9 @@ def judge(check, answer):
 
 
 def explain(check, problem):
-    """What a student learns from the first check that fails: the code can be run as it stands."""
-    law = textwrap.fill(check["law"], 90)
+    """What a student learns from the first check that fails: its code can be run as it stands."""
     code = textwrap.indent(check["code"], "    ")
-    return f"{law}\n\n{code}\n\n{problem}"
+    return f"{textwrap.fill(check['law'], 90)}\n\n{code}\n\n{problem}"
 
 
 def grade(folder, exercises, checks, user=None):
@@ -223,27 +222,11 @@ def grade(folder, exercises, checks, user=None):
 
     results = []
     for number, exercise in exercises.items():
-        passed = number not in said
         results.append({
-            "name": f"{number} {exercise.function}", "score": exercise.points * passed,
-            "max_score": exercise.points, "status": "passed" if passed else "failed",
+            "name": f"{number} {exercise.function}", "max_score": exercise.points,
+            "score": 0 if number in said else exercise.points,
             "output": said.get(number, "all checks passed")})
     return results
-
-
-def report(results, json_file=None):
-    """Prints the results, and writes them as Gradescope's results.json. Returns: is all right?"""
-    for result in results:
-        print(f"{result['score']}/{result['max_score']}  {result['name']}  {result['status']}")
-        if result["status"] == "failed":
-            print(textwrap.indent(result["output"], "    "))
-
-    score = sum(result["score"] for result in results)
-    most = sum(result["max_score"] for result in results)
-    print(f"{score} of {most} points")
-    if json_file:
-        json_file.write_text(json.dumps({"score": score, "tests": results}, indent=1))
-    return score == most
 
 
 # --- The command line -----------------------------------------------------------------------------
@@ -295,7 +278,17 @@ def main_grade(args):
     exercises = choose(exercises, args.only)
     checks = [check for check in checks if check["exercise"] in exercises]
     results = grade(args.dir, exercises, checks, args.user)
-    return 0 if report(results, args.json) else 1
+
+    for result in results:
+        print(f"{result['name']}: {result['score']}/{result['max_score']}")
+        print(textwrap.indent(result["output"], "    "))
+    score = sum(result["score"] for result in results)
+    most = sum(result["max_score"] for result in results)
+    print(f"{score} of {most} points")
+
+    if args.json:
+        args.json.write_text(json.dumps({"score": score, "tests": results}, indent=1))
+    return 0 if score == most else 1
 
 
 def main_mutants(args):

@@ -90,18 +90,15 @@ def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
 
 
 @torch.no_grad()
-def test_beta_starts_at_its_share_of_beta_max_and_nothing_else_moves():
-    """With the same random weights only beta differs, and the default moves nothing."""
-    found = []
-    for options in ({}, {"beta_start": 0.5}, {"beta_start": 0.9}):
+def test_beta_starts_at_its_share_of_beta_max():
+    """With the same random weights, 2 times 0.4 lies between the starts 0.5 and 0.9."""
+    betas = []
+    for start in (0.5, 0.9):
         torch.manual_seed(0)
-        block = LinRNN(9, householders=2, **options).blocks[1]
-        found.append(block.inputs_of_scan(torch.zeros(1, 1, 64)))
-    *same, beta = zip(*found)
-    for default, half, near_one in same:
-        assert torch.equal(default, half) and torch.equal(default, near_one)
-    assert torch.equal(beta[0], beta[1])
-    assert (beta[2] - beta[0] - 2 * 0.4).abs().max() < 1e-6  # beta_max times 0.9 - 0.5
+        block = LinRNN(9, householders=2, beta_start=start).blocks[1]
+        *_, beta = block.inputs_of_scan(torch.zeros(1, 1, 64))
+        betas.append(beta)
+    assert (betas[1] - betas[0] - 2 * 0.4).abs().max() < 1e-6
 
 
 def test_an_lstm_begins_by_remembering():

@@ -140,17 +140,14 @@ def test_torch_compile_follows_the_chunks_without_a_break():
 def test_what_does_not_fit_is_refused_by_letter():
     """The message names the tensor, what it must be, and what came."""
     q, k, v, beta, state = (x.detach() for x in inputs(T=37))
-    halves = [x.half() for x in (q, k, v, beta)]
     loop, chunks = delta_rule_recurrent, delta_rule_chunked
     for function, wrong, words in [
             (loop, (q, k, v, beta[..., :36]), r"beta must be \[..., T=37\].*\(2, 3, 36\)"),
-            (loop, (q[..., :4], k, v, beta), r"q must be \[..., T=37, K=5\]"),
             (loop, (q, k, v, beta, state.mT), "state must be"),
             (loop, (q, k, v.float(), beta), "k torch.float64, v torch.float32"),
             (loop, [x.long() for x in (q, k, v, beta)], "floating-point type"),
             (chunks, [x[:, :, :0] for x in (q, k, v, beta)], "T >= 1"),
-            (chunks, (q, k, v[:, :, 1:], beta), "v must be"),
-            (chunks, halves, "chunks need float32"),
+            (chunks, [x.half() for x in (q, k, v, beta)], "chunks need float32"),
             (chunks, (q, k, v, beta, state, 0), "chunk_size must be at least 1"),
             (delta_product, (q, k, v, beta), r"k must be \[..., T, R, K\]")]:
         with pytest.raises(ValueError, match=words):

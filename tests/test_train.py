@@ -302,13 +302,6 @@ def test_the_command_line_is_the_library(tmp_path, monkeypatch, no_time):
     assert log_of(folder) == log
 
 
-def test_a_run_that_was_not_learned_says_so(tmp_path, capsys):
-    main([*SMALL, "--advance", "2", "--max-steps", "4", "--out", str(tmp_path)])
-    assert "NOT LEARNED: stage 1 of 2" in capsys.readouterr().out
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["steps"], result["stage_reached"], result["stages"]) == (4, 1, 2)
-
-
 @pytest.mark.parametrize("options", [
     "--lr nan", "--group W7", "--curriculum 10:4", "--model lstm --beta-max 1"])
 def test_bad_input_gets_one_line_and_leaves_nothing(options, tmp_path, refused):

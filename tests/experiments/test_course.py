@@ -47,7 +47,7 @@ def test_right_solutions_get_all_points_however_they_are_written(tmp_path, check
     submit(tmp_path, 5, ".double() / 2**0.5", ".double() / -2**0.5")
     results = graded(tmp_path, checks, course.EXERCISES)
     for number, result in results.items():
-        assert result["status"] == "passed", result["output"]
+        assert result["score"] == course.EXERCISES[number].points, result["output"]
     assert sum(result["score"] for result in results.values()) == 20
 
 
@@ -159,7 +159,7 @@ def test_results_are_written_whatever_is_handed_in(tmp_path, capsys, monkeypatch
     never_ends, unreadable, link = [
         test["output"] for test in json.loads(file.read_text())["tests"]]
     assert "not done after 1 seconds" in never_ends
-    assert unreadable == "SyntaxError: '(' was never closed (scan.py, line 1)"
+    assert "SyntaxError" in unreadable
     assert link == "eval.py is missing"
 
     monkeypatch.setattr(exercises, "SECONDS", 120)
@@ -192,8 +192,8 @@ def test_the_copy_lacks_what_the_teacher_has_and_grades_without_it(tmp_path):
         return subprocess.run([sys.executable, "tests/exercises.py", *words], cwd=out, text=True,
                               capture_output=True, env={**os.environ, "PYTHONPATH": ""})
 
-    assert "0/1  1 Group.compose  failed\n    not done" in type_there("grade", "--only", "1").stdout
-    assert "1/1  1 Group.compose  passed" in type_there("grade", str(ROOT), "--only", "1").stdout
+    assert "1 Group.compose: 0/1\n    not done" in type_there("grade", "--only", "1").stdout
+    assert "1 Group.compose: 1/1" in type_there("grade", str(ROOT), "--only", "1").stdout
     refusal = type_there("mutants")
     assert refusal.returncode == 2 and "a file for teachers" in refusal.stderr
 
