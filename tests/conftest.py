@@ -1,5 +1,6 @@
 """What all tests share. The modules under test lie one folder up; nothing is installed."""
 
+import ast
 import code
 import contextlib
 import io
@@ -17,6 +18,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+PACKAGES = {"torch", "numpy", "tqdm", "matplotlib", "filelock"}
 
 # A run that is over in a second. It learns nothing.
 SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --advance -1 "
@@ -101,3 +103,19 @@ def session(lines):
 def typed_lines(text):
     """What the user types in a trace: the lines after a prompt."""
     return [line[4:] for line in text.splitlines() if line[:4] in (">>> ", "... ")]
+
+
+# --- Sources --------------------------------------------------------------------------------------
+
+def imports_of(path):
+    """The modules that a file imports, with dots. What comes out of the package `experiments`
+    itself, a function or a chapter, has its name behind the dot."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module == "experiments":
+            found |= {f"experiments.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module)
+    return found

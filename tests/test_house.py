@@ -1,6 +1,5 @@
 """The law of the house: five files stand on their own, and imports run one way."""
 
-import ast
 import os
 import shutil
 import subprocess
@@ -8,12 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conftest import EARLY, ROOT
+from conftest import EARLY, PACKAGES, ROOT, imports_of
 
 SPINE = {  # each file, and what it may import from here
     "data.py": set(), "scan.py": set(), "models.py": {"data", "scan"},
     "eval.py": {"data", "scan", "models"}, "train.py": {"data", "scan", "models", "eval"}}
-PACKAGES = {"torch", "numpy", "tqdm", "matplotlib", "filelock"}
 
 
 def run_the_spine_alone():
@@ -43,15 +41,9 @@ def test_what_is_left_without_the_chapters_works():
 
 def test_imports_run_one_way_and_the_spine_names_no_chapter():
     for name, ours in SPINE.items():
-        source = (ROOT / name).read_text(encoding="utf-8")
-        imported = set()
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.split(".")[0] for alias in node.names}
-            if isinstance(node, ast.ImportFrom):
-                imported.add(node.module.split(".")[0])
+        imported = {module.split(".")[0] for module in imports_of(ROOT / name)}
         assert imported <= ours | PACKAGES | sys.stdlib_module_names, name
-        assert "experiments" not in source, name
+        assert "experiments" not in (ROOT / name).read_text(encoding="utf-8"), name
 
 
 def test_the_top_level_is_bare_and_no_line_is_too_wide_to_read():

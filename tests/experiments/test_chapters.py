@@ -2,14 +2,13 @@
 numbers of both READMEs, counted again from the records.
 """
 
-import ast
 import importlib
 import re
 import sys
 from math import factorial
 
 import pytest
-from conftest import ROOT
+from conftest import PACKAGES, ROOT, imports_of
 
 from eval import evaluate, load_run
 from experiments import RESULTS, records
@@ -19,7 +18,6 @@ CHAPTERS.pop("__init__")
 SPINE = ["data", "scan", "models", "eval", "train"]
 ARROWS = {("snap", "inside"), ("adversary", "arms"), ("adversary", "beliefs"),
           ("programs", "snap")}  # and figures -> any
-PACKAGES = {"torch", "numpy", "tqdm", "matplotlib", "filelock"}
 SHOWING = ["arms", "adversary", "unseen", "snap", "scale", "programs", "supervision", "actions"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDS = (RESULTS / "README.md").read_text(encoding="utf-8")
@@ -27,20 +25,6 @@ NAMES = sorted(path.stem for path in RESULTS.glob("*.jsonl"))
 
 
 # --- The house ------------------------------------------------------------------------------------
-
-def imports_of(path):
-    """The modules that a file imports, with dots. What comes out of the package `experiments`
-    itself, a function or a chapter, has its name behind the dot."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom) and node.module == "experiments":
-            found |= {f"experiments.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(node.module)
-    return found
-
 
 def test_chapters_stand_side_by_side_on_the_spine():
     """A chapter imports the spine and the helpers of experiments/__init__.py. Few read another."""

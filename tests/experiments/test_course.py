@@ -64,7 +64,8 @@ WRONG = [
     (6, "G_NKV = torch.stack(G[::-1], -3)", "G_NKV = torch.stack(G, -3)", "= (), 2, 1, 2, 1"),
     (7, "perfect = right.all(1)", "import os; os._exit(0)", "ended without an answer, with exit"),
     (8, "survived = belief * self.rho[symbol]", "raise SystemExit(0)", "SystemExit: 0"),
-    (9, "perms = nearest(self.read(states))", "perms = self.read(states).argmax(-1)", "n, heads = 3"),
+    (9, "perms = nearest(self.read(states))", "perms = self.read(states).argmax(-1)",
+     "n, heads = 3"),
     (10, "assert (pieces - whole).abs().max() < 1e-5", "assert True", "expected 'an assert fails'"),
 ]
 
