@@ -1,7 +1,6 @@
 """README tells the truth: its code and its commands run as they stand; what it names is there."""
 
 import argparse
-import dataclasses
 import importlib
 import io
 import re
@@ -32,22 +31,20 @@ NAMED = ["train.py --plugin mine.py --model gru --format parity --out runs/mine"
 def in_a_second(tmp_path, monkeypatch, registries):
     """A folder to type README in. A run has a few steps, and a table a few traces; all else is as
     it stands."""
-    recipe, table = train.Recipe, evaluation.evaluate_and_print
+    evaluate = evaluation.evaluate
 
-    def short(**options):
-        made = recipe(**options)
-        steps = made.stage_steps and [1] * len(made.curriculum)
-        return dataclasses.replace(made, max_steps=2, last_steps=1, batch=2, stage_steps=steps)
+    def few_steps(recipe):
+        recipe.max_steps, recipe.last_steps, recipe.batch = 2, 1, 2
+        if recipe.stage_steps:
+            recipe.stage_steps = [1] * len(recipe.curriculum)
 
-    def small(model, task, lengths, *_):
-        return table(model, task, lengths, traces=2)
+    def few_traces(model, task, length, spacing, *_):
+        return evaluate(model, task, length, spacing, traces=2)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setattr(train, "fields", lambda _: dataclasses.fields(recipe))
-    monkeypatch.setattr(train, "Recipe", short)
-    for module in (train, evaluation):
-        monkeypatch.setattr(module, "evaluate_and_print", small)
+    monkeypatch.setattr(train.Recipe, "__post_init__", few_steps)
+    monkeypatch.setattr(evaluation, "evaluate", few_traces)
     return tmp_path
 
 

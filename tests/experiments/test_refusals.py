@@ -2,9 +2,7 @@
 written. The options are read off --help, so a new option or chapter is walked, too.
 """
 
-import contextlib
 import importlib
-import random
 import re
 from functools import partial
 
@@ -128,19 +126,13 @@ def test_another_content_and_code_are_refused(content, tmp_path):
         evaluation.load_run(tmp_path)
 
 
-def test_a_flipped_bit_is_found_or_harms_nothing(small_run, tmp_path):
-    """At 60 places all over the file: refused, or the same weights, bit for bit."""
-    whole = (small_run / "model.pt").read_bytes()
-    truth, _, model = evaluation.load_run(small_run)
-    rng = random.Random(0)
-    harmless = 0
-    for _ in range(60):
-        flipped = bytearray(whole)
-        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-        (tmp_path / "model.pt").write_bytes(flipped)
-        with contextlib.suppress(evaluation.UserError):
-            checkpoint, _, found = evaluation.load_run(tmp_path)
-            assert checkpoint["config"] == truth["config"]
-            assert all(x.equal(y) for x, y in zip(found.parameters(), model.parameters()))
-            harmless += 1
-    assert harmless < 20
+def test_a_flipped_bit_of_a_weight_is_found(small_run, tmp_path):
+    checkpoint, *_ = evaluation.load_run(small_run)
+    content = bytearray((small_run / "model.pt").read_bytes())
+    for weight in checkpoint["model"].values():
+        place = content.index(weight.numpy().tobytes())
+        content[place] ^= 1
+        (tmp_path / "model.pt").write_bytes(content)
+        with pytest.raises(evaluation.UserError, match="the checksum"):
+            evaluation.load_run(tmp_path)
+        content[place] ^= 1
