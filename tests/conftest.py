@@ -38,9 +38,7 @@ def pytest_collection_finish(session):
     session.items.sort(key=lambda item: item.name in EARLY)
     for item in session.items:
         if item.name in EARLY and not session.config.option.collectonly:
-            _, process = EARLY[item.name] = EARLY[item.name]()
-            if hasattr(os, "setpriority"):  # not in Windows
-                os.setpriority(os.PRIO_PROCESS, process.pid, 10)
+            EARLY[item.name] = EARLY[item.name]()
 
 
 # --- Fixtures -------------------------------------------------------------------------------------

@@ -41,13 +41,12 @@ def graded(folder, checks, numbers):
 
 def test_right_solutions_get_all_points_however_they_are_written(tmp_path, checks):
     """The project's own functions, one of them with keys of the other sign."""
-    assert {check["exercise"] for check in checks} == {*course.EXERCISES}
     for number in course.EXERCISES:
         submit(tmp_path, number)
     submit(tmp_path, 5, ".double() / 2**0.5", ".double() / -2**0.5")
     results = graded(tmp_path, checks, course.EXERCISES)
     for number, result in results.items():
-        assert result["score"] == course.EXERCISES[number].points, result["output"]
+        assert result["output"] == "all checks passed", number
     assert sum(result["score"] for result in results.values()) == 20
 
 
@@ -62,8 +61,8 @@ WRONG = [
     (5, "exchange_key(place, commands + n,", "exchange_key(commands, commands + n,",
      "after_each_name: expected"),
     (6, "G_NKV = torch.stack(G[::-1], -3)", "G_NKV = torch.stack(G, -3)", "= (), 2, 1, 2, 1"),
-    (7, "perfect = right.all(1)", "import os; os._exit(0)", "ended without an answer, with exit"),
-    (8, "survived = belief * self.rho[symbol]", "raise SystemExit(0)", "SystemExit: 0"),
+    (7, "right.mean(0).tolist()", "right.mean(0)", "[[True, True], [False, True]]"),
+    (8, "survived / evidence[:, None]", "survived", "after: expected"),
     (9, "perms = nearest(self.read(states))", "perms = self.read(states).argmax(-1)",
      "n, heads = 3"),
     (10, "assert (pieces - whole).abs().max() < 1e-5", "assert True", "expected 'an assert fails'"),
@@ -71,7 +70,6 @@ WRONG = [
 
 
 def test_wrong_solutions_get_no_points_and_are_told_the_smallest_case(tmp_path, checks):
-    """Also if the process has ended on the way: a new one goes on with the next exercise."""
     for number, old, new, _ in WRONG:
         submit(tmp_path, number, old, new)
     results = graded(tmp_path, checks, course.EXERCISES)
@@ -107,6 +105,7 @@ def test_an_answer_that_cannot_be_read_is_wrong(answer):
 
 TRICKS = {
     "os._exit": "import os\nos._exit(0)\n",
+    "sys.exit": "raise SystemExit(0)\n",
     "pytest is patched": """
 import pytest
 @pytest.hookimpl(wrapper=True)
@@ -119,10 +118,13 @@ def pytest_runtest_makereport():
 
 @pytest.mark.parametrize("trick", TRICKS)
 def test_a_trick_in_place_of_a_solution_gets_nothing(trick, tmp_path, checks):
-    """It stands in the file of the exercise, and in a plugin of pytest beside it."""
+    """It stands in the file of the exercise, and in a plugin of pytest beside it. Another exercise
+    gets its points, in a new process if the first has ended."""
     (tmp_path / "conftest.py").write_text(TRICKS[trick])
     submit(tmp_path, 1, "", "Group.compose = None\n" + TRICKS[trick])
-    assert graded(tmp_path, checks, [1])[1]["score"] == 0
+    submit(tmp_path, 3)
+    results = graded(tmp_path, checks, [1, 3])
+    assert (results[1]["score"], results[3]["score"]) == (0, 1)
 
 
 def test_the_process_is_not_told_what_is_expected(monkeypatch, tmp_path, checks):
