@@ -318,8 +318,8 @@ def main(argv=None):
                       help="write the results as Gradescope's results.json")
     part.add_argument("--seed", type=int, default=1,
                       help="of the numbers in the checks; students have 0")
-    part.add_argument("--user", help="who runs the submission: one who cannot read this folder "
-                      "(needs root)")
+    part.add_argument("--user", help="who runs the submission: a user, and the group of that "
+                      "name, who cannot read this folder (needs root)")
     part.set_defaults(run=main_grade)
 
     part = parts.add_parser("mutants")
