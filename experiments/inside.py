@@ -93,9 +93,10 @@ def tracking_heads(model, task):
     """The heads that keep what they held before a trace, and move it: [(entry, head)].
 
     Start at S = I and write nothing. Then the scan over 32 commands, or 128 words, which have fewer
-    tokens, returns the product P of its steps. E|P|^2 - |E P|^2, over random traces, counts the directions that are kept and moved. The
-    count is 0 for a head that forgets, where P = 0, and for one that merely remembers, whose P is
-    the same for all traces. A group that moves anything moves a direction or more.
+    tokens, returns the product P of its steps. E|P|^2 - |E P|^2, over random traces, counts the
+    directions that are kept and moved. The count is 0 for a head that forgets, where P = 0, and for
+    one that merely remembers, whose P is the same for all traces. A group that moves anything moves
+    a direction or more.
     """
     length = 128 if isinstance(task, WordTask) else 32
     tokens, _ = traces_of_commands(model, task, 64, length, generator(0, "valid", 32, 32))

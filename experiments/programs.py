@@ -54,8 +54,7 @@ import numpy as np
 from data import UserError, one_line_errors, parse, run
 from eval import log_probabilities
 from experiments import record, records
-from experiments.inside import load_repl_run, tracking_heads
-from experiments.snap import Snapped, Untracked, fit_image
+from experiments.snap import Snapped, Untracked, fit_image, load_repl_run, tracking_heads
 
 STEPS = 20_000  # statements that a program may execute
 FOLLOWED = "<followed>"  # stands for the file name in code that is followed

@@ -283,12 +283,15 @@ def print_rounded(folder):
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.scale",
                                      description=__doc__.split("\n")[0])
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--run", action="store_true", help="first train what is missing: 0.5 to 30 "
+                       "minutes a run, two hours in all on one core")
+    parts.add_argument("--plan", action="store_true",
+                       help="what would a training of these sizes cost?")
+    parts.add_argument("--rounded", metavar="RUN",
+                       help="the table of a run with q, k and v in bfloat16")
     add = parser.add_argument
-    add("--run", action="store_true",
-        help="first train what is missing: 0.5 to 30 minutes a run, two hours in all on one core")
     add("--group", help="this group only; of a plan: its group (default: S5)")
-    add("--plan", action="store_true", help="what would a training of these sizes cost?")
-    add("--rounded", metavar="RUN", help="the table of a run with q, k and v in bfloat16")
     add("--d-model", type=number(1), help="of a plan, as are all below: width")
     add("--heads", type=number(1))
     add("--layers", type=number(1))

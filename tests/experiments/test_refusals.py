@@ -47,8 +47,7 @@ VALUES = {  # what no command line takes for an option that has neither choices 
     "--lengths": STAGES,
     "--stage-steps": ["text", "5,5,5", "5,0", "5,", "-5,5", ""],
     "arms --run": ["nobody", ""],
-    "bench --lengths": ["0", "-8", "nan", "text", ""],  # counts of tokens, not stages
-    "scale --rounded": [""]}  # a run folder; a plan does not read it
+    "bench --lengths": ["0", "-8", "nan", "text", ""]}  # counts of tokens, not stages
 
 TOGETHER = [  # what fits alone and not together, or is too large
     ("data", "--group A5 --commands swap"),
