@@ -182,10 +182,14 @@ def test_the_finding_says_what_is_recorded():
 
     forced = {"repetitions": "forced", "cycles": 32}
     half = {"repetitions": "half", "cycles": 32}
+    assert sum(kl <= KEPT for kl in at(64, "linrnn", new, **forced)) == 5
     assert sum(kl <= KEPT for kl in at(64, "linrnn", new, **half)) == 4
+    assert sum(kl <= KEPT for kl in at(64, "lstm", new, **half)) == 4
+    assert sum(kl <= KEPT for kl in at(64, "lstm", new, repetitions="honest", cycles=32)) == 5
     assert sum(kl <= KEPT for kl in at(256, "linrnn", new, **half)) == 2
     for values in (honest, at(64, "linrnn", new, **forced), at(32, "linrnn", new, **half),
                    at(64, "linrnn", new, **half), at(256, "linrnn", new, **half),
+                   at(64, "gated", new, **half), at(256, "gated", new, **half),
                    at(64, "lstm", new, **half),
                    at(64, "lstm", new, repetitions="honest", cycles=32)):
         assert len(values) in (3, 5, 20)
