@@ -412,7 +412,7 @@ def sizes():
 
 def copying():
     """Own commands that are right, and states after the true commands, by the length."""
-    rows = records("actions", shown="all", spacing=1)
+    rows = records("actions")
     figure, panels = canvas("No arm copies listings of 32 commands, twice the longest in training;"
                             "\nthe hybrid goes on tracking the state at 64", 2, 2, (9, 6.6),
                             sharey=True)
