@@ -276,39 +276,36 @@ def unseen():
 
 # --- The horizon ----------------------------------------------------------------------------------
 
-def snapping(rows):
-    """Accuracy by length, alone and put back after every command; and with rarer snaps.
-
-    rows: those of snap.recorded() without extraction.
-    """
-    ways = {0: [], 1: []}  # by the interval: the runs that were read at many lengths
-    rare = {}  # by the group, then by the seed: {interval: share of traces without an error}
+def snapping():
+    """Accuracy by length, alone and put back after every command; and with rarer snaps."""
+    rows = records("snap")
+    long = []  # the runs that were read at many lengths
     for row in rows:
-        group = row["config"]["group"]
-        if row["interval"] > 1:
-            seeds = rare.setdefault(group, {})
-            seeds.setdefault(row["seed"], {})[row["interval"]] = at(row, 2048)["perfect"]
-        elif group == "S5" and len(row["results"]) > 1:
-            ways[row["interval"]].append(row)
-
-    whole = count(ways[1], lambda row: at(row, 8192)["all"] == 1)
+        if row["config"]["group"] == "S5" and len(row["results"]) > 1:
+            long.append(row)
+    whole = count(arms.where(long, {"interval": 1}), lambda row: at(row, 8192)["all"] == 1)
     figure, (panels,) = canvas("Put back on its permutation after each command, the state of S5 "
                                f"lasts 8,192 commands\n({whole} seeds); with more variables the "
                                "next snap must come sooner", 1, 2, (9.5, 4.2), sharey=True)
+
     found = {}
     for name, interval, colour in [("alone", 0, BLUE), ("put back", 1, RED)]:
-        lengths = [result["length"] for result in ways[interval][0]["results"]]
-        shares = [[result["all"] for result in row["results"]] for row in ways[interval]]
+        shares = []
+        for row in arms.where(long, {"interval": interval}):
+            lengths = [result["length"] for result in row["results"]]
+            shares.append([result["all"] for result in row["results"]])
         found[name] = lengths, shares, colour
     panels[0].set(ylim=(-0.02, 1.04), xlabel="length of the trace", ylabel="reveals right")
     draw(panels[0], found, 0.2, trained=64)
     ticks_at(panels[0], [64, 256, 1024, 8192])
 
-    found = {}
     for group, colour in [("S26", RED), ("S12", ORANGE), ("S8", GREEN), ("S5", BLUE)]:
-        seeds = [dict(sorted(seed.items())) for seed in rare[group].values()]
-        found[group] = [*seeds[0]], [[*seed.values()] for seed in seeds], colour
-    draw(panels[1], found, named=False)
+        rare = [row for row in rows if row["config"]["group"] == group and row["interval"] > 1]
+        intervals = sorted({row["interval"] for row in rare})
+        shares = []
+        for seed in sorted({row["seed"] for row in rare}):
+            shares.append([at(row, 2048)["perfect"] for row in arms.where(rare, {"seed": seed})])
+        draw(panels[1], {group: (intervals, shares, colour)}, named=False)
     panels[1].legend(frameon=False, loc="lower left")
     panels[1].set(xlabel="commands from snap to snap",
                   ylabel="traces of 2,048 commands without an error")

@@ -41,7 +41,7 @@ from data import (Group, ReplTask, draw_commands, draw_symmetric, generator, num
 from eval import evaluate_and_print, log_probabilities
 from experiments import record, records
 from models import Transformer, build
-from train import Recipe, train
+from train import Recipe, next_token_loss, train
 
 
 # --- 1. Programs and their states -----------------------------------------------------------------
@@ -270,17 +270,18 @@ def loss_of_states(model, task, arm, hidden, states):
 
 
 def make_loss(task, arm):
-    """The loss_of of train(): that of all next tokens, of the answers, and of the states."""
+    """The loss_of of train(): its own loss, and that of the states."""
     weight = {"linear": 1, "decoder": 1, "contrastive": 0.1}.get(arm)
 
     def loss_of(model, batch, recipe):
         hidden = hidden_vectors(model, model.embedding(batch.inputs))
         logits = model.unembedding(hidden)
-        answers = batch.targets[batch.reveals]
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-        reveal_loss = F.cross_entropy(logits[batch.reveals], answers)
-        total = loss + recipe.reveal_weight * reveal_loss
-        metrics = {"loss": loss.item(), "reveal_loss": reveal_loss.item()}
+        total, metrics = next_token_loss(lambda inputs: logits, batch, recipe)
+
+        # An answer is right if all its tokens are.
+        right = (logits.argmax(-1) == batch.targets)[batch.reveals]
+        right = right.reshape(-1, task.answer_width).all(-1)
+        metrics["reveal_accuracy"] = right.float().mean().item()
 
         if weight:
             at_ends = hidden[torch.from_numpy(batch.ends)]
@@ -288,10 +289,6 @@ def make_loss(task, arm):
             auxiliary = loss_of_states(model, task, arm, at_ends, states)
             total = total + weight * auxiliary
             metrics["auxiliary"] = auxiliary.item()
-
-        right = logits[batch.reveals].argmax(-1) == answers
-        right = right.reshape(-1, task.answer_width).all(-1)
-        metrics["reveal_accuracy"] = right.float().mean().item()
         return total, metrics
     return loss_of
 

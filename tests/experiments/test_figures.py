@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from experiments import adversary, figures, records, scale, snap
+from experiments import adversary, figures, records, scale
 
 FADING = np.linspace(1, 0.2, 4)  # numbers that are right at their first point only
 
@@ -20,7 +20,7 @@ FIGURES = {
                                       "bfloat16": [{"commands": 10, "error": 0}]}),
     "ladder": figures.ladder,
     "unseen": figures.unseen,
-    "snapping": lambda: figures.snapping([row for row in snap.recorded() if "extract" not in row]),
+    "snapping": figures.snapping,
     "cycles": figures.cycles,
     "sizes": figures.sizes,
     "told": figures.told,
