@@ -32,7 +32,7 @@ def traces(batch, length, spacing):
 
 def test_the_head_that_keeps_and_moves_is_found(monkeypatch):
     """Four heads with the same keys, exchanges of random slots: beta = 2 tracks; beta = 0 only
-    keeps, and beta = 1 and 1/2 forget all but the mean of the slots. The first alone is found, in
+    keeps, and beta = 1 and 1/2 forget all but the mean of the slots. The second alone is found, in
     the layer where it is."""
     task = ReplTask(Group("S3"))
     model = build("linrnn", len(task.vocab), d_model=24, heads=4, layers=2)
@@ -120,15 +120,6 @@ def test_a_command_has_settled_in_the_line_after_it(commands, mark):
     for count, end in enumerate(ends.flatten(), 1):
         read = "".join(text)[:end]
         assert read.endswith(mark) and len(re.findall(r", . = .*\n", read)) == count
-
-
-def test_the_states_of_the_hand_built_head_are_the_permutations():
-    """Slot x holds the value of variable x after each command; the spares are empty again."""
-    machine = SwapMachine("S4")
-    states, perms = collect_states(machine, machine.task, HEADS, 6, 10, generator(0, "valid"))
-    assert states.shape == (6, 10, 1, 8, 4) and len(np.unique(perms.reshape(60, 4), axis=0)) > 10
-    assert (states[:, :, 0, :4] - torch.from_numpy(np.eye(4)[perms])).abs().max() < 1e-10
-    assert states[:, :, 0, 4:].abs().max() < 1e-10
 
 
 # --- The permutation in a state -------------------------------------------------------------------

@@ -274,15 +274,13 @@ def test_the_command_prints_both_answers_beside_the_true_value(tmp_path, monkeyp
 
 
 def test_bad_input_is_told_in_one_line(refused, tmp_path, monkeypatch):
-    path = tmp_path / "bad.py"
-    path.write_text(START + "a = b\n", encoding="utf-8")
-    refused(programs.main, [RUN, path], f"{path}:2: ", "must begin as")
     refused(programs.main, [RUN, tmp_path / "missing.py"], "missing.py", "No such file")
     refused(programs.main, [RUN], "FILE")
 
     # The model knows exchanges of two variables, and the program turns three.
     task = ReplTask(Group("S3"), "swap")
     monkeypatch.setattr(programs, "load_repl_run", lambda *_: ({}, task, None))
+    path = tmp_path / "bad.py"
     path.write_text("a, b, c = 1, 2, 3\na, b, c = b, c, a\nprint('a', a)\n", encoding="utf-8")
     refused(programs.main, ["run", path], f"{path}:2: no command of this model", "swap")
 
