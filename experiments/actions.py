@@ -216,7 +216,8 @@ def run_cell(cell):
 def show():
     """The records, an arm a line: % right against the number of commands."""
     lengths = "".join(f"{length:>8}" for length in LENGTHS)
-    print(f"{'':25}commands, own{'':27}states, kept\n"
+    print("% right by the number of commands, the least and the greatest of three seeds\n"
+          f"{'':25}commands, own{'':27}states, kept\n"
           f"group  read  arm         {lengths}{lengths}")
     for cell in cells_of_study():
         rows = records("actions", **cell)
