@@ -408,27 +408,26 @@ def play_apart(file, names, steps=STEPS, seconds=60):
 
 # --- 4. What a model makes of it ------------------------------------------------------------------
 
-def token_lines(task, events):
-    """The session as tokens, an array for the first lines and for each event."""
-    lines = [task.start_tokens()]
+def write_session(task, events):
+    """The session of these events: tokens int64 [1, T], and bool [1, T], True at the values."""
+    tokens = [*task.start_tokens()]
+    values = []
     for event in events:
         if "command" in event:
-            lines.append(task.command_tokens(np.array(event["command"])))
+            tokens += [*task.command_tokens(np.array(event["command"]))]
         else:
-            lines.append(task.reveal_tokens(np.array(event["asked"]), np.array(event["value"] - 1)))
-    return lines
+            asked, value = np.array(event["asked"]), np.array(event["value"] - 1)
+            tokens += [*task.reveal_tokens(asked, value)]
+            values.append(len(tokens) - 2)  # the last token but one of its line
+
+    reveals = np.zeros((1, len(tokens)), bool)
+    reveals[0, values] = True
+    return np.array([tokens]), reveals
 
 
 def answers(model, task, events):
     """The model's answer at each print, after it has read the true session up to there."""
-    lines = token_lines(task, events)
-    tokens = np.concatenate(lines)[None]
-    reveals = np.zeros(tokens.shape, bool)
-    ends = np.cumsum([line.size for line in lines])[1:]
-    for end, event in zip(ends, events):
-        if "asked" in event:
-            reveals[0, end - 2] = True  # the value is the last token but one of its line
-
+    tokens, reveals = write_session(task, events)
     log_q = log_probabilities(model, tokens[:, :-1], reveals[:, 1:])
     return [task.vocab[token] for token in log_q[0].argmax(-1)]
 
@@ -439,20 +438,6 @@ def blind(prints):
     for (at, _), count in Counter((event["asked"], event["value"]) for event in prints).items():
         most[at] = max(most[at], count)
     return most.total()
-
-
-def show(task, events, found):
-    """The session, with the answers of all readers beside each true value."""
-    first, *lines = [task.decode(line) for line in token_lines(task, events)]
-    print(first, end="")
-    answered = zip(*found.values())
-    for event, line in zip(events, lines):
-        if "asked" in event:
-            told = next(answered)
-            said = "; ".join(f"{reader}: {answer}" for reader, answer in zip(found, told))
-            mark = "" if {*told} == {str(event["value"])} else "   WRONG"
-            line = f"{line[:-1]}    ({said}; {event['commands']} commands so far){mark}\n"
-        print(line, end="")
 
 
 def print_records():
@@ -493,9 +478,13 @@ def main(argv=None):
         found["put back"] = answers(Snapped(model, task, image), task, events)
     except Untracked as error:
         print(f"not put back: {error}")
-    show(task, events, found)
 
     prints = [event for event in events if "asked" in event]
+    for event, *answered in zip(prints, *found.values()):
+        said = "; ".join(f"{reader}: {answer}" for reader, answer in zip(found, answered))
+        mark = "" if {*answered} == {str(event["value"])} else "   WRONG"
+        print(f"{task.names[event['asked']]} {event['value']}    ({said}; {event['commands']} "
+              f"commands so far){mark}")
     print(f"{prints[-1]['commands']:,} commands; a blind guess has {blind(prints)} prints right")
     for reader, said in found.items():
         wrong = [event["commands"] for event, answer in zip(prints, said)

@@ -17,7 +17,7 @@ import torch
 from conftest import ROOT, session, typed_lines
 from data import Group, ReplTask, UserError
 from experiments import programs, records
-from experiments.programs import blind, play, play_apart, token_lines, trace
+from experiments.programs import blind, play, play_apart, trace, write_session
 
 RUN = ROOT / "experiments/results/models/linrnn-S5-seed0"
 PROGRAMS = sorted((ROOT / "experiments/results/programs").glob("*.py"))
@@ -191,10 +191,6 @@ for round in range(6):
 """
 
 
-def text_of(events):
-    return "".join(map(TASK.decode, token_lines(TASK, events)))
-
-
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_a_shipped_program_is_long_and_its_session_is_pythons_own(path):
     """The file, run by Python, prints the values of its session. Typed into an interpreter, the
@@ -206,7 +202,8 @@ def test_a_shipped_program_is_long_and_its_session_is_pythons_own(path):
     prints = [event for event in events if "asked" in event]
     assert out.getvalue() == "".join(f"{TASK.names[event['asked']]} {event['value']}\n"
                                      for event in prints)
-    assert session(typed_lines(text_of(events))) == text_of(events)
+    text = TASK.decode(write_session(TASK, events)[0][0])
+    assert session(typed_lines(text)) == text
     assert prints[-1]["commands"] == sum("command" in event for event in events) > 600
     assert blind(prints) < 0.6 * len(prints)
 
