@@ -12,19 +12,18 @@
 Finding. No arm copies a listing that is longer than those of training: its own commands fail first.
 The hybrid, one layer of the delta rule and one of attention, copies as well as the Transformer, and
 tracks as well as the linear RNN, or better. The Transformer loses the state soon after the length
-of training, also with each true state restored.
+of training.
 
     python -m experiments.actions           # the table, from results/actions.jsonl
-    python -m experiments.actions --run     # makes what is missing of it, 75 minutes in all
+    python -m experiments.actions --run     # makes what is missing of it, 70 minutes in all
     python -m experiments.actions --run --arm hybrid --group S3 --seed 3      # 2 minutes
 
-A model is trained on texts of 4 to 16 commands, by next-token prediction. Then it goes on from a
-listing, token by token, and says the token that it finds most likely. The prompts and the questions
-are always given.
+A model is trained on texts of 4 to 16 commands with a question after each, by next-token
+prediction. Then it goes on from a listing, token by token, and says the token that it finds most
+likely. The prompts and the questions are always given.
 
     own        it reads its own commands and its own states
     kept       it reads the true commands and its own states
-    restored   it reads the true commands and the true states
 
 A command or a state is right if all of its tokens are.
 
@@ -53,7 +52,7 @@ from train import Recipe
 
 SHORTEST = 4  # commands of a training text
 GIVEN, COMMAND, STATE = 0, 1, 2  # the roles of the tokens
-MODES = {"own": [COMMAND, STATE], "kept": [STATE], "restored": []}  # what is read as it was said
+MODES = {"own": [COMMAND, STATE], "kept": [STATE]}  # what is read as it was said
 
 
 # --- 1. The task ----------------------------------------------------------------------------------
@@ -82,12 +81,8 @@ class ActionTask(ReplTask):
 
     def training_batch(self, batch, length, spacing, rng):
         """A batch has one length, drawn from 4 commands to those of the stage."""
-        return self.test_batch(batch, rng.choice(self.lengths(length, spacing)), spacing, rng)
-
-    @staticmethod
-    def lengths(length, spacing):
-        """Those of the batches of a stage: the multiples of the spacing from 4 on."""
-        return [L for L in range(spacing, length + 1, spacing) if L >= SHORTEST]
+        lengths = [L for L in range(spacing, length + 1, spacing) if L >= SHORTEST]
+        return self.test_batch(batch, rng.choice(lengths), spacing, rng)
 
     def reveal_tokens(self, asked, answers):
         """`>>> a, b, c` and its output `(3, 1, 2)`: -> [..., 2n + 5]."""
@@ -153,17 +148,16 @@ def generate(model, tokens, free):
     return said[:, :-1], read
 
 
-def evaluate_mode(model, task, length, spacing, mode, traces=32, seed=0):
-    """The shares of the commands and of the states that are right, as a row."""
-    rng = generator(seed, "test", length, spacing)
-    truth, _ = task.write(*task.draw(traces, length, spacing, rng))
-    roles = task.roles(length, spacing)
+def evaluate_mode(model, task, length, mode, traces=32, seed=0):
+    """The shares of the commands and of the states after them that are right, as a row."""
+    truth, _ = task.write(*task.draw(traces, length, 1, generator(seed, "test", length, 1)))
+    roles = task.roles(length, 1)
     said, _ = generate(model, torch.from_numpy(truth), np.isin(roles, MODES[mode]))
     equal = said.numpy() == truth
 
-    row = {"mode": mode, "length": length, "spacing": spacing, "traces": traces}
-    for name, role, lines in [("commands", COMMAND, length), ("states", STATE, length // spacing)]:
-        right = equal[:, roles == role].reshape(traces, lines, -1).all(-1)
+    row = {"mode": mode, "length": length, "traces": traces}
+    for name, role in [("commands", COMMAND), ("states", STATE)]:
+        right = equal[:, roles == role].reshape(traces, length, -1).all(-1)
         row[name] = round(float(right.mean()), 4)
     return row
 
@@ -176,40 +170,30 @@ RATES = {  # what the grid of the chapter `arms` chose for the traces of S5
     "transformer": {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3},
     "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4}}
 MAKE = MODELS | {"hybrid": Hybrid}
-SPACINGS = [1, 2, 4, 8]
-LENGTHS = [8, 16, 32, 64, 128]  # of the evaluation, at the spacing of a run
-
-STUDY = [  # group, arms, spacings, millions of tokens; seeds 0 to 2 each
-    ("S3", RATES, [1], 4.0),
-    ("S5", RATES, [1], 12.0),
-    ("S3", ["linrnn"], [2, 4, 8], 4.0)]
+LENGTHS = [8, 16, 32, 64, 128]  # of the evaluation
+MILLIONS = {"S3": 4.0, "S5": 12.0}  # of tokens that a run reads, by its group
 
 
 def cells_of_study():
     """An arm each: all that distinguishes its runs, but for the seed."""
     cells = []
-    for group, arms, spacings, millions in STUDY:
-        for arm, spacing in itertools.product(arms, spacings):
-            cells.append({"arm": arm, "group": group, "shown": "all", "spacing": spacing,
-                          "millions": millions})
+    for (group, millions), arm in itertools.product(MILLIONS.items(), RATES):
+        cells.append({"arm": arm, "group": group, "millions": millions})
     return cells
 
 
 def recipe_for(task, cell):
-    """The stages (4,1), then 8 commands with ever rarer prints, then 16: the same for all arms.
+    """The stages (4,1), (8,1), (16,1): the same for all arms.
 
-    The last stage has 70% of the tokens, and in it the rates fall to 0. The others share the rest.
+    The last one has 70% of the tokens, and in it the rates fall to 0. The others share the rest.
     """
-    rarer = [(8, S) for S in SPACINGS if S <= cell["spacing"]]
-    stages = [(4, 1), *rarer, (16, cell["spacing"])]
-
+    shares = {4: 0.15, 8: 0.15, 16: 0.7}
     steps = []
-    for length, S in stages:
-        share = 0.7 if length == 16 else 0.3 / (len(stages) - 1)
-        tokens = np.mean([len(task.roles(drawn, S)) for drawn in task.lengths(length, S)])
+    for length, share in shares.items():
+        tokens = np.mean([len(task.roles(drawn, 1)) for drawn in range(SHORTEST, length + 1)])
         steps.append(max(1, round(share * 1e6 * cell["millions"] / 16 / tokens)))
-    return Recipe(curriculum=stages, stage_steps=steps, batch=16, average=False,
-                  seed=cell["seed"], **RATES[cell["arm"]])
+    return Recipe(curriculum=[(length, 1) for length in shares], stage_steps=steps, batch=16,
+                  average=False, seed=cell["seed"], **RATES[cell["arm"]])
 
 
 def run_cell(cell):
@@ -222,7 +206,7 @@ def run_cell(cell):
         model, summary = made
         results = []
         for length, mode in itertools.product(LENGTHS, MODES):
-            results.append(evaluate_mode(model, task, length, cell["spacing"], mode))
+            results.append(evaluate_mode(model, task, length, mode))
             print(results[-1], flush=True)
         record("actions", cell | summary | {"results": results})
 
@@ -232,16 +216,19 @@ def run_cell(cell):
 def show():
     """The records, an arm a line: % right against the number of commands."""
     lengths = "".join(f"{length:>8}" for length in LENGTHS)
-    print(f"{'':33}commands, own{'':27}states, kept\n"
-          f"group  read  arm                S{lengths}{lengths}")
+    print("% right by the number of commands, the least and the greatest of three seeds\n"
+          f"{'':25}commands, own{'':27}states, kept\n"
+          f"group  read  arm         {lengths}{lengths}")
     for cell in cells_of_study():
         rows = records("actions", **cell)
-        line = (f"{cell['group']:5}{cell['millions']:5.0f}m  {cell['arm']:13}"
-                f"{cell['spacing']:7}")
+        line = f"{cell['group']:5}{cell['millions']:5.0f}m  {cell['arm']:12}"
         for mode, what in [("own", "commands"), ("kept", "states")]:
             for length in LENGTHS:
-                place = [*itertools.product(LENGTHS, MODES)].index((length, mode))
-                found = [round(100 * row["results"][place][what]) for row in rows]
+                found = []
+                for row in rows:
+                    for test in row["results"]:
+                        if (test["mode"], test["length"]) == (mode, length):
+                            found.append(round(100 * test[what]))
                 ends = sorted({min(found), max(found)})  # of the seeds
                 line += f"{'-'.join(map(str, ends)):>8}"
         print(line)
@@ -253,7 +240,7 @@ def main(argv=None):
     add = parser.add_argument
     add("--run", action="store_true", help="make the missing runs of the study, or some of them:")
     add("--arm", choices=RATES, help="those of this arm")
-    add("--group", choices=["S3", "S5"], help="those of this group")
+    add("--group", choices=MILLIONS, help="those of this group")
     add("--seed", type=number(0), help="those of this seed, which may be a fourth one")
     args = parse(parser, argv)
 

@@ -12,8 +12,7 @@ numbers underflow, after 149 halvings in float32. That is a limit of number form
 linearity: a rescaled scan, as linear and as parallel, carries 100,000 steps. A matrix of n x n
 marginals is no belief in exact arithmetic either: on S5 it is up to 0.28 nats from the filter.
 
-    python -m experiments.beliefs show                    # a trace, and the filter at each reveal
-    python -m experiments.beliefs linear --group S5       # how linear ones end (15 seconds)
+    python -m experiments.beliefs linear                  # how linear ones end (10 seconds)
     python -m experiments.beliefs train --group S3 --commands swap --uncertain 0.25
     python -m experiments.beliefs eval RUN                # eval.py, which does not know them itself
 
@@ -348,16 +347,13 @@ def marginal_predictions(task, program):
     return torch.stack(expected, 1).numpy()
 
 
-def measure_marginals(task, lengths, traces=32, seed=0):
-    """KL from the exact filter to the marginals, on test traces: a row for each (L, S)."""
-    rows = []
-    for length, spacing in lengths:
-        program = task.draw(traces, length, spacing, generator(seed, "test", length, spacing))
-        p, q = task.best_predictions(program), marginal_predictions(task, program)
-        # Where p is 0, p log p is 0, too: the clip makes it so.
-        kl = (p * (np.log(p.clip(1e-300)) - np.log(q.clip(1e-300)))).sum(-1)
-        rows.append({"length": length, "spacing": spacing, "kl_marginal": float(kl.mean())})
-    return rows
+def marginal_gap(task, length, spacing, traces=16, seed=0):
+    """Mean KL from the exact filter to the marginals on test traces, in nats."""
+    program = task.draw(traces, length, spacing, generator(seed, "test", length, spacing))
+    p, q = task.best_predictions(program), marginal_predictions(task, program)
+    # Where p is 0, p log p is 0, too: the clip makes it so.
+    kl = (p * (np.log(p.clip(1e-300)) - np.log(q.clip(1e-300)))).sum(-1)
+    return float(kl.mean())
 
 
 # --- 4. The rescaled scan -------------------------------------------------------------------------
@@ -455,16 +451,16 @@ def underflow(dtype):
     return joint, marginal
 
 
-def print_underflow():
+def linear(argv=()):
+    """How both linear representations end: by underflow, or by what marginals do not say."""
+    argparse.ArgumentParser(prog="python -m experiments.beliefs linear").parse_args(argv)
     print("The reveal after which a number that each reveal halves is 0\n"
           "format       figure 9, joint   figure 10, marginals")
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         joint, marginal = underflow(dtype)
         print(f"{str(dtype)[6:]:<12} {joint:<17} {marginal}")
 
-
-def print_rescaled():
-    """The rescaled scan where (1) has long been 0, against the exact numbers."""
+    # Here (1) has long been 0.
     print(f"\nThe rescaled scan, float32, {LONG:,} steps of figure 9 with a leak of p")
     for p in (0.5, 0.3):
         A = joint_matrices(leak(p), np.zeros(1, int)).float().expand(LONG, 3, 3)
@@ -475,12 +471,18 @@ def print_rescaled():
         print(f"p = {p}: log |h| {evidence[-1]:.3f}, exactly {log_truth:.3f}; "
               f"belief {shown}, exactly {truth}")
 
+    print("\nMarginals in float64, a quarter of the commands behind a coin: nats from the filter")
+    for group in ("S3", "S5"):
+        task = CoinTask(Group(group))
+        for length, spacing in task.test_lengths:
+            print(f"{group} ({length},{spacing})  {marginal_gap(task, length, spacing):.3f}")
+
 
 # --- 6. The command line --------------------------------------------------------------------------
 
-def parser_of(part):
-    """A parser of the options that the parts share."""
-    parser = argparse.ArgumentParser(prog=f"python -m experiments.beliefs {part}")
+def train_run(argv):
+    """Train a model on uncertain programs, and evaluate it against the filter."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.beliefs train")
     add = parser.add_argument
     add("--group", default="S3",
         help="S<n>, A<n>, Z<n>, D<n> or a product, of at most 120 states")
@@ -488,46 +490,6 @@ def parser_of(part):
     add("--uncertain", type=float, default=0.25, metavar="P",
         help="share of the commands behind a coin, 0 to 1")
     add("--seed", type=number(0), default=0, help="of all that is random")
-    return parser
-
-
-def read_options(part, argv):
-    """The options of `show` and `linear`, and the task that they describe."""
-    parser = parser_of(part)
-    args = parse(parser, argv)
-    with one_line_errors(parser):
-        return args, CoinTask(Group(args.group), args.commands, args.uncertain)
-
-
-def show(argv):
-    """A trace of four commands, and what the filter expects at each reveal."""
-    args, task = read_options("show", argv)
-    program = task.draw(1, 4, 2, generator(args.seed, "valid"))
-    tokens, _ = task.write_program(program)
-    expected = iter(task.best_predictions(program)[0])
-
-    for line in task.decode(tokens[0]).splitlines():
-        print(line)
-        if "print" in line:
-            shares = ", ".join(f"{i + 1}: {p:.3f}" for i, p in enumerate(next(expected)))
-            print(f"{'':<24}filter {shares}")
-
-
-def linear(argv):
-    """How both linear representations end: by underflow, or by what marginals do not say."""
-    args, task = read_options("linear", argv)
-    print_underflow()
-    print_rescaled()
-    print(f"\nWhat marginals lose in float64 on {args.group}, commands {args.commands}, share "
-          f"{args.uncertain} behind a coin: KL from the filter")
-    for row in measure_marginals(task, task.test_lengths, seed=args.seed):
-        print(f"({row['length']},{row['spacing']})  {row['kl_marginal']:.6f} nats")
-
-
-def train_run(argv):
-    """Train a model on uncertain programs, and evaluate it against the filter."""
-    parser = parser_of("train")
-    add = parser.add_argument
     add("--model", default="linrnn", choices=MODELS)
     add("--curriculum", type=stages, default=Recipe().curriculum, help="LENGTH:SPACING,...")
     add("--max-steps", type=number(1), default=1500, help="steps before the last stage, at most")
@@ -556,7 +518,7 @@ def train_run(argv):
     evaluation.evaluate_and_print(model, task, task.test_lengths)
 
 
-PARTS = {"show": show, "linear": linear, "train": train_run, "eval": evaluation.main}
+PARTS = {"linear": linear, "train": train_run, "eval": evaluation.main}
 
 
 def main(argv=None):

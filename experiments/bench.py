@@ -1,16 +1,14 @@
-"""How fast is the chunked scan, and what is the most that a chunked form could gain?
+"""How much faster than the loop is the chunked scan?
 
     python -m experiments.bench --batch 32 --lengths 1024 --rounds 9
 
 Read the ratios, not the milliseconds: all forms are timed in turns, in one run. `slower` is the
-time of a form, forward and backward, against C=32, which is scan.delta_rule_chunked; `times_bound`
-that against the matrix products alone, at the rate at which this machine makes one of them.
+time of a form, forward and backward, against C=32, which is scan.delta_rule_chunked.
 
 Finding (results/bench.jsonl, float32, two cores, forward and backward). With B = 32, H = 4,
 T = 1,024 and K = V = 32 the loop takes 2.9 times as long as the chunked scan, the textbook form 2.2
-times, torch's own backward 1.2 times. The chunked scan stands at 2.0 times its bound and the loop
-at 5.9, so no chunked form could be six times as fast as the loop there; with B = 4, where the loop
-is overhead, it takes 12 times as long.
+times, torch's own backward 1.2 times. With B = 4, where the loop is overhead, it takes 12 times as
+long.
 
 Source: the textbook form follows the pseudo-code of Yang et al. 2024 (arXiv 2406.06484).
 
@@ -18,7 +16,6 @@ Next: analysis.ipynb.
 """
 
 import argparse
-import math
 import statistics
 import time
 from functools import partial
@@ -69,24 +66,6 @@ def with_gradients(form, inputs, g_out):
 
 # --- Measurements ---------------------------------------------------------------------------------
 
-def timed(function, *inputs):
-    """Milliseconds of one call, and the list that it returns."""
-    start = time.perf_counter()
-    results = function(*inputs)
-    results[-1][..., 0].sum().item()  # a GPU works behind our back: wait for it
-    return 1000 * (time.perf_counter() - start), results
-
-
-def arithmetic_bound(B, T, device):
-    """Milliseconds that the products of forward and backward take at the rate of tril(Q K^T) D."""
-    N = B * H * math.ceil(T / C)
-    P_NCC = torch.randn(N, C, C, device=device)
-    d_NCV = torch.randn(N, C, K, device=device)
-    product = min(timed(lambda: [P_NCC @ d_NCV])[0] for _ in range(9))
-    # (4) to (16), V = K: 12 products of C C K, two solves for another 1.5, and 9 products of C K K
-    return product * (27 / 2 * C + 9 * K) / C
-
-
 def bench(B, T, rounds, device):
     """A row for each form. One that disagrees with the loop in float64 ends the program."""
     q, k, v, g_out = torch.randn(4, B, H, T, K, device=device)
@@ -97,21 +76,23 @@ def bench(B, T, rounds, device):
 
     errors, times = {}, {name: [] for name in FORMS}
     for name in [*FORMS] * rounds:  # in turns: other load on the machine meets all alike
-        milliseconds, results = timed(with_gradients, FORMS[name], inputs, g_out)
-        times[name].append(milliseconds)
+        start = time.perf_counter()
+        results = with_gradients(FORMS[name], inputs, g_out)
+        results[-1].sum().item()  # a GPU works behind our back: wait for it
+        times[name].append(1000 * (time.perf_counter() - start))
+
         # torch's maximum keeps a nan, that of Python may not; and not >: nan is wrong, too.
         errors[name] = torch.stack([(x - right).abs().max() for x, right in zip(results, truth)])
         if not errors[name].max() <= 1e-3:
             raise SystemExit(f"{name} disagrees with the loop: largest error {errors[name].max()}")
 
-    bound = arithmetic_bound(B, T, device)
     rows = []
     for name in FORMS:
         median = statistics.median(times[name])
         rows.append({"T": T, "form": name, "with_backward": median,
                      "slower": median / statistics.median(times["C=32"]),
-                     "times_bound": median / bound, "error": errors[name].max().item(),
-                     "B": B, "H": H, "K=V": K, "device": device})
+                     "error": errors[name].max().item(), "B": B, "H": H, "K=V": K,
+                     "device": device})
     return rows
 
 

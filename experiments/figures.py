@@ -213,20 +213,6 @@ def head(limits, own, others, lengths, read, read_others):
     return figure
 
 
-def errors(found):
-    """The hand-built head: {number format: rows of inside.swap_machine_errors}."""
-    figure, ((axes,),) = canvas("The hand-built head misreads nothing in 10,000 commands;\n"
-                                "in float32 its error grows with their number", size=(8, 4))
-    axes.set(xscale="log", yscale="log", ylim=(4e-9, 2), xlabel="commands",
-             ylabel="largest error of an entry (0 stands at 1e-8)")
-    lines = {"misread": ([10, 10_000], [[0.5, 0.5]], GREY)}
-    for (name, rows), colour in zip(found.items(), [BLUE, RED]):
-        commands = [row["commands"] for row in rows]
-        lines[name] = commands, [[max(row["error"], 1e-8) for row in rows]], colour
-    draw(axes, lines)
-    return figure
-
-
 # --- Transitions, and what is learned -------------------------------------------------------------
 
 def ladder():
@@ -276,39 +262,36 @@ def unseen():
 
 # --- The horizon ----------------------------------------------------------------------------------
 
-def snapping(rows):
-    """Accuracy by length, alone and put back after every command; and with rarer snaps.
-
-    rows: those of snap.recorded() without extraction.
-    """
-    ways = {0: [], 1: []}  # by the interval: the runs that were read at many lengths
-    rare = {}  # by the group, then by the seed: {interval: share of traces without an error}
+def snapping():
+    """Accuracy by length, alone and put back after every command; and with rarer snaps."""
+    rows = records("snap")
+    long = []  # the runs that were read at many lengths
     for row in rows:
-        group = row["config"]["group"]
-        if row["interval"] > 1:
-            seeds = rare.setdefault(group, {})
-            seeds.setdefault(row["seed"], {})[row["interval"]] = at(row, 2048)["perfect"]
-        elif group == "S5" and len(row["results"]) > 1:
-            ways[row["interval"]].append(row)
-
-    whole = count(ways[1], lambda row: at(row, 8192)["all"] == 1)
+        if row["config"]["group"] == "S5" and len(row["results"]) > 1:
+            long.append(row)
+    whole = count(arms.where(long, {"interval": 1}), lambda row: at(row, 8192)["all"] == 1)
     figure, (panels,) = canvas("Put back on its permutation after each command, the state of S5 "
                                f"lasts 8,192 commands\n({whole} seeds); with more variables the "
                                "next snap must come sooner", 1, 2, (9.5, 4.2), sharey=True)
+
     found = {}
     for name, interval, colour in [("alone", 0, BLUE), ("put back", 1, RED)]:
-        lengths = [result["length"] for result in ways[interval][0]["results"]]
-        shares = [[result["all"] for result in row["results"]] for row in ways[interval]]
+        shares = []
+        for row in arms.where(long, {"interval": interval}):
+            lengths = [result["length"] for result in row["results"]]
+            shares.append([result["all"] for result in row["results"]])
         found[name] = lengths, shares, colour
     panels[0].set(ylim=(-0.02, 1.04), xlabel="length of the trace", ylabel="reveals right")
     draw(panels[0], found, 0.2, trained=64)
     ticks_at(panels[0], [64, 256, 1024, 8192])
 
-    found = {}
     for group, colour in [("S26", RED), ("S12", ORANGE), ("S8", GREEN), ("S5", BLUE)]:
-        seeds = [dict(sorted(seed.items())) for seed in rare[group].values()]
-        found[group] = [*seeds[0]], [[*seed.values()] for seed in seeds], colour
-    draw(panels[1], found, named=False)
+        rare = [row for row in rows if row["config"]["group"] == group and row["interval"] > 1]
+        intervals = sorted({row["interval"] for row in rare})
+        shares = []
+        for seed in sorted({row["seed"] for row in rare}):
+            shares.append([at(row, 2048)["perfect"] for row in arms.where(rare, {"seed": seed})])
+        draw(panels[1], {group: (intervals, shares, colour)}, named=False)
     panels[1].legend(frameon=False, loc="lower left")
     panels[1].set(xlabel="commands from snap to snap",
                   ylabel="traces of 2,048 commands without an error")
@@ -324,46 +307,39 @@ def keeps(row):
 
 
 def cycles():
-    """KL by cycle of the adversary, a panel for each kind of repetitions in training.
-
-    Left out are kinds with fewer than three seeds of the linear RNN, and a longest run of 1.
-    """
+    """KL by cycle of the adversary, a panel for each kind of repetitions in training."""
     rows = records("adversary", **adversary.USUAL)
-    kinds = {}  # {(repetitions, longest run): its rows}
-    kept = {"honest": [], "forced": [], "half": []}  # the linear RNNs that are counted
-    for kind, longest in itertools.product(kept, [4, 16, 32, 64]):
-        mine = arms.where(rows, {"repetitions": kind, "cycles": longest})
-        linear = arms.where(mine, {"arm": "linrnn"})
-        if len(linear) >= 3:
-            kinds[kind, longest] = mine
-            kept[kind] += linear
+    kinds = {("honest", 4): "honest, 4 cycles", ("honest", 16): "honest, 16 cycles",
+             ("honest", 32): "honest, 32 cycles", ("forced", 32): "forced, up to 32 cycles",
+             ("half", 32): "half of each, up to 32 cycles"}  # by the longest run in training
+    linear = {"honest": [], "forced": [], "half": []}
+    for kind, longest in kinds:
+        cell = {"arm": "linrnn", "repetitions": kind, "cycles": longest}
+        linear[kind] += arms.where(rows, cell)
 
-    # A panel for each kind, three in a row.
-    counts = [count(linear, keeps) for linear in kept.values()]
-    tall = -(-len(kinds) // 3)
+    counts = [count(mine, keeps) for mine in linear.values()]
     figure, panels = canvas("The linear RNN (β ≤ 2) keeps the belief to cycle 64 after honest "
                             f"repetitions on {counts[0]} seeds,\nafter forced ones on "
                             f"{counts[1]}, and after half of each on {counts[2]}",
-                            tall, 3, (9.5, 1.3 + 3.1 * tall), sharey=True)
+                            2, 3, (9.5, 7.5), sharey=True)
     lines = {}
-    for axes, ((kind, longest), mine) in zip(panels.flat, kinds.items()):
+    for axes, ((kind, longest), title) in zip(panels.flat, kinds.items()):
         found = {}
         for arm in NAMES:
-            tests = [row["results"]["adversarial"][0] for row in arms.where(mine, {"arm": arm})]
+            cell = {"arm": arm, "repetitions": kind, "cycles": longest}
+            tests = [row["results"]["adversarial"][0] for row in arms.where(rows, cell)]
             if tests:
                 kl = [test["kl_by_position"][1:65] for test in tests]
                 found[NAMES[arm]] = range(1, 65), kl, COLOURS[arm]
         draw(axes, found, named=False)
         axes.axvline(longest, color=GREY, linestyle=":", label="most cycles in training")
-        words = {"honest": "honest,", "forced": "forced, up to", "half": "half of each, up to"}
-        axes.set_title(f"{words[kind]} {longest} cycles", fontsize=11)
+        axes.set_title(title, fontsize=11)
         axes.set(yscale="log", ylim=(5e-4, 4), xlabel="cycles of the adversary")
         ticks_at(axes, [1, 4, 16, 64])
         handles, names = axes.get_legend_handles_labels()
         lines.update(zip(names, handles))
 
-    for axes in panels.flat[len(kinds):]:
-        axes.set_visible(False)
+    panels[1, 2].set_visible(False)
     for axes in panels[:, 0]:
         axes.set_ylabel("KL(filter, model) in nats")
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False)
@@ -412,7 +388,7 @@ def sizes():
 
 def copying():
     """Own commands that are right, and states after the true commands, by the length."""
-    rows = records("actions", shown="all", spacing=1)
+    rows = records("actions")
     figure, panels = canvas("No arm copies listings of 32 commands, twice the longest in training;"
                             "\nthe hybrid goes on tracking the state at 64", 2, 2, (9, 6.6),
                             sharey=True)

@@ -42,9 +42,7 @@ import inspect
 import io
 import itertools
 import multiprocessing
-import shlex
 import sys
-import time
 import traceback
 from collections import Counter
 from pathlib import Path
@@ -53,7 +51,7 @@ import numpy as np
 
 from data import UserError, one_line_errors, parse, run
 from eval import log_probabilities
-from experiments import record, records
+from experiments import records
 from experiments.snap import Snapped, Untracked, fit_image, load_repl_run, tracking_heads
 
 STEPS = 20_000  # statements that a program may execute
@@ -410,39 +408,28 @@ def play_apart(file, names, steps=STEPS, seconds=60):
 
 # --- 4. What a model makes of it ------------------------------------------------------------------
 
-def token_lines(task, events):
-    """The session as tokens, an array for the first lines and for each event."""
-    lines = [task.start_tokens()]
+def write_session(task, events):
+    """The session of these events: tokens int64 [1, T], and bool [1, T], True at the values."""
+    tokens = [*task.start_tokens()]
+    values = []
     for event in events:
         if "command" in event:
-            lines.append(task.command_tokens(np.array(event["command"])))
+            tokens += [*task.command_tokens(np.array(event["command"]))]
         else:
-            lines.append(task.reveal_tokens(np.array(event["asked"]), np.array(event["value"] - 1)))
-    return lines
+            asked, value = np.array(event["asked"]), np.array(event["value"] - 1)
+            tokens += [*task.reveal_tokens(asked, value)]
+            values.append(len(tokens) - 2)  # the last token but one of its line
+
+    reveals = np.zeros((1, len(tokens)), bool)
+    reveals[0, values] = True
+    return np.array([tokens]), reveals
 
 
 def answers(model, task, events):
     """The model's answer at each print, after it has read the true session up to there."""
-    lines = token_lines(task, events)
-    tokens = np.concatenate(lines)[None]
-    reveals = np.zeros(tokens.shape, bool)
-    ends = np.cumsum([line.size for line in lines])[1:]
-    for end, event in zip(ends, events):
-        if "asked" in event:
-            reveals[0, end - 2] = True  # the value is the last token but one of its line
-
+    tokens, reveals = write_session(task, events)
     log_q = log_probabilities(model, tokens[:, :-1], reveals[:, 1:])
     return [task.vocab[token] for token in log_q[0].argmax(-1)]
-
-
-def put_back(model, task):
-    """The model with its state put back after each command, or None if no head of it tracks."""
-    try:
-        image, _ = fit_image(model, task, tracking_heads(model, task))
-    except Untracked as error:
-        print(f"not put back: {error}")
-        return None
-    return Snapped(model, task, image)
 
 
 def blind(prints):
@@ -453,30 +440,15 @@ def blind(prints):
     return most.total()
 
 
-def show(task, events, found):
-    """The session, with the answers of all readers beside each true value."""
-    first, *lines = [task.decode(line) for line in token_lines(task, events)]
-    print(first, end="")
-    answered = zip(*found.values())
-    for event, line in zip(events, lines):
-        if "asked" in event:
-            told = next(answered)
-            said = "; ".join(f"{reader}: {answer}" for reader, answer in zip(found, told))
-            mark = "" if {*told} == {str(event["value"])} else "   WRONG"
-            line = f"{line[:-1]}    ({said}; {event['commands']} commands so far){mark}\n"
-        print(line, end="")
-
-
 def print_records():
     """The rows of results/programs.jsonl: a line for each program and each model."""
     print("                                    alone:   right   right,         right,\n"
           "program         seed  commands  right at first  prints  put back  blind guess")
     for row in sorted(records("programs"), key=lambda row: (row["program"], row["seed"])):
-        first = row["model"]["first_wrong"] or "all"
-        shares = [row["model"]["right"], row.get("put back", {"right": 0})["right"], row["blind"]]
+        shares = [row["model"]["right"], row["put back"]["right"], row["blind"]]
         alone, back, blind_guess = [f"{right / row['prints']:.1%}" for right in shares]
-        print(f"{row['program']:15}{row['seed']:5}{row['commands']:10,}{first:>16}{alone:>8}"
-              f"{back:>9}{blind_guess:>14}")
+        print(f"{row['program']:15}{row['seed']:5}{row['commands']:10,}"
+              f"{row['model']['first_wrong']:16}{alone:>8}{back:>9}{blind_guess:>14}")
 
 
 def main(argv=None):
@@ -485,17 +457,14 @@ def main(argv=None):
     add = parser.add_argument
     add("run", nargs="?", help="a run folder, made by train.py (default: show the records)")
     add("file", nargs="?", help="a program that exchanges variables; it is executed")
-    add("--record", action="store_true", help="append the numbers to results/programs.jsonl")
-    argv = sys.argv[1:] if argv is None else argv
     args = parse(parser, argv)
     if args.run is None:
         return print_records()
     if args.file is None:
         parser.error("which program? RUN is followed by FILE")
 
-    begin = time.monotonic()
     with one_line_errors(parser):
-        checkpoint, task, model = load_repl_run(args.run)
+        _, task, model = load_repl_run(args.run)
         events = play_apart(args.file, task.names)
         known = task.alphabet.tolist()
         for event in events:
@@ -504,28 +473,24 @@ def main(argv=None):
                                 f"knows --commands {task.commands} of {task.group.name}")
 
     found = {"model": answers(model, task, events)}
-    snapped = put_back(model, task)
-    if snapped:
-        found["put back"] = answers(snapped, task, events)
-    show(task, events, found)
+    try:
+        image, _ = fit_image(model, task, tracking_heads(model, task))
+        found["put back"] = answers(Snapped(model, task, image), task, events)
+    except Untracked as error:
+        print(f"not put back: {error}")
 
     prints = [event for event in events if "asked" in event]
-    numbers = {"program": Path(args.file).stem, "commands": prints[-1]["commands"],
-               "prints": len(prints), "blind": blind(prints)}
-    print(f"{numbers['commands']:,} commands; a blind guess has {numbers['blind']} prints right")
+    for event, *answered in zip(prints, *found.values()):
+        said = "; ".join(f"{reader}: {answer}" for reader, answer in zip(found, answered))
+        mark = "" if {*answered} == {str(event["value"])} else "   WRONG"
+        print(f"{task.names[event['asked']]} {event['value']}    ({said}; {event['commands']} "
+              f"commands so far){mark}")
+    print(f"{prints[-1]['commands']:,} commands; a blind guess has {blind(prints)} prints right")
     for reader, said in found.items():
         wrong = [event["commands"] for event, answer in zip(prints, said)
                  if answer != str(event["value"])]
-        right, first = len(prints) - len(wrong), min(wrong, default=None)
-        numbers[reader] = {"right": right, "first_wrong": first}
-        print(f"{reader}: {right} of {len(prints)} prints right; commands before an error: {first}")
-
-    if args.record:
-        row = {"command": f"{parser.prog} {shlex.join(argv)}",
-               "seed": checkpoint["config"]["seed"], **numbers,
-               "minutes": round((time.monotonic() - begin) / 60, 3)}
-        with one_line_errors(parser):
-            record("programs", row)
+        print(f"{reader}: {len(prints) - len(wrong)} of {len(prints)} prints right; commands "
+              f"before an error: {min(wrong, default=None)}")
 
 
 if __name__ == "__main__":

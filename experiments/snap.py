@@ -27,7 +27,6 @@ Next: scale.py.
 
 import argparse
 import json
-import re
 import shlex
 import sys
 import time
@@ -189,9 +188,7 @@ def find_states(model, task, heads):
 def transitions(model, task, heads, states):
     """From each state [N, heads, K, V] each command: which state is nearest to where it leads.
 
-    Returns (table [N, commands], start, reach). start is the state of a new trace. reach is how far
-    a command ends at most from its nearest state, in units of half the least distance between two
-    states: below 1 no other state is as near.
+    Returns (table [N, commands], start). start is the state of a new trace.
     """
     lines, begin = task.command_tokens(task.alphabet), settling_tokens(task)
     first = np.concatenate([task.start_tokens(), lines[0, :begin]])
@@ -199,21 +196,19 @@ def transitions(model, task, heads, states):
     lines = torch.from_numpy(np.roll(lines, -begin, 1)).to(device_of(model))
     first = torch.from_numpy(first).to(lines).expand(len(lines), -1)
 
-    def distances(state):
-        return torch.cdist(read_heads(state, heads).flatten(1), states.flatten(1))
+    def nearest_states(state):
+        held = read_heads(state, heads).flatten(1)
+        return torch.cdist(held, states.flatten(1)).argmin(1)
 
     _, state = model.stream(first)
-    start = distances(state)[0].argmin().item()
+    start = nearest_states(state)[0].item()
     _, state = model.stream(lines[:1].expand(len(lines), -1), state)  # a command came before
-    table, farthest = [], 0.0
+    table = []
     for held in states:
         changed = write_heads(state, heads, held.expand(len(lines), -1, -1, -1))
         _, after = model.stream(lines, changed)
-        ends = distances(after).min(1)
-        table.append(ends.indices)
-        farthest = max(farthest, ends.values.max().item())
-    reach = farthest / (torch.pdist(states.flatten(1).cpu()).min().item() / 2)
-    return torch.stack(table).cpu().numpy(), start, reach
+        table.append(nearest_states(after))
+    return torch.stack(table).cpu().numpy(), start
 
 
 def compare(table, start, group, alphabet):
@@ -243,32 +238,20 @@ def extract(model, task, heads):
     Neither the number of the states nor their meaning is told.  Raises: Untracked.
     """
     states = find_states(model, task, heads)
-    table, start, reach = transitions(model, task, heads, states)
+    table, start = transitions(model, task, heads, states)
     agree, isomorphic = compare(table, start, task.group, task.alphabet)
     return {"states": len(table), "order": task.group.order, "transitions": table.size,
-            "agree": agree, "isomorphic": isomorphic, "reach": reach}
+            "agree": agree, "isomorphic": isomorphic}
 
 
 # --- The command line -----------------------------------------------------------------------------
 
-def recorded():
-    """The rows of results/snap.jsonl, each with its `interval`: the commands from snap to snap.
-
-    The interval is 0 for a model alone, measured by eval.py. Rows with the key `extract` hold what
-    extract() found.
-    """
-    rows = records("snap")
-    for row in rows:
-        row["interval"] = int("experiments.snap" in row["command"])
-        option = re.search(r"--interval (\d+)", row["command"])
-        if option:
-            row["interval"] = int(option[1])
-    return rows
-
-
 def print_records():
-    """A line for each recorded run: its longest traces, or the automaton inside."""
-    for row in recorded():
+    """A line for each row of results/snap.jsonl: its longest traces, or the automaton inside.
+
+    `interval` is the number of commands from snap to snap, 0 for a model alone.
+    """
+    for row in records("snap"):
         config, last = row["config"], row["results"][-1]
         name = f"{config['group']} {config['commands']}, seed {row['seed']}:"
         if "extract" in row:
@@ -283,8 +266,7 @@ def print_records():
 def print_automaton(name, found):
     verdict = "isomorphic" if found["isomorphic"] else "NOT isomorphic"
     print(f"{name:<20} {found['states']} states inside, {found['agree']:,} of "
-          f"{found['transitions']:,} transitions are the group's: {verdict}; reach "
-          f"{found['reach']:.2f}")
+          f"{found['transitions']:,} transitions are the group's: {verdict}")
 
 
 def main(argv=None):
@@ -319,7 +301,7 @@ def main(argv=None):
               f"{found['residual']:.2f}")
         row = {"command": f"{parser.prog} {shlex.join(argv)}",
                "seed": checkpoint["config"]["seed"], "config": checkpoint["config"],
-               "tracking": found, "device": device}
+               "interval": args.interval, "tracking": found, "device": device}
 
         if args.extract:
             row["extract"] = extract(model, task, heads)

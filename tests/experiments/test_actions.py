@@ -7,7 +7,7 @@ from conftest import session, typed_lines
 
 from data import Group, generator, run_commands
 from experiments import actions
-from experiments.actions import COMMAND, MODES, SPACINGS, STATE, ActionTask, Hybrid, evaluate_mode
+from experiments.actions import COMMAND, MODES, STATE, ActionTask, Hybrid, evaluate_mode
 from models import AttentionBlock, DeltaBlock
 
 GROUPS = ["S3", "A4", "S2xZ3"]
@@ -16,18 +16,17 @@ GROUPS = ["S3", "A4", "S2xZ3"]
 # --- The task -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("spacing", [1, 3])
-def test_the_session_is_a_real_one_and_the_listing_is_its_program(group, spacing):
+def test_the_session_is_a_real_one_and_the_listing_is_its_program(group):
     """A fresh interpreter shows the session, in which the lines of the listing are typed."""
     task = ActionTask(Group(group))
     n = task.group.degree
-    tokens, _ = task.write(*task.draw(4, 6, spacing, generator(3, "valid")))
+    tokens, _ = task.write(*task.draw(4, 6, 3, generator(3, "valid")))
     for row in tokens:
         text = task.decode(row)
         at = text.index(">>> ")
         listing, shown = text[:at], text[at:]
         typed = typed_lines(shown)
-        assert session(typed) == shown and len(typed) == n + 6 + 6 // spacing
+        assert session(typed) == shown and len(typed) == n + 6 + 2
         assert listing.splitlines() == [line for line in typed[n:] if "=" in line]
         assert task.encode(text) == row.tolist()
 
@@ -55,16 +54,14 @@ def test_each_token_has_its_role_and_what_cannot_be_guessed_counts(group):
     assert (counted[0] == ~constant)[roles == COMMAND].all()
 
 
-@pytest.mark.parametrize("length, spacing, drawn", [(16, 4, [4, 8, 12, 16]), (6, 1, [4, 5, 6])])
-def test_a_training_batch_has_a_length_of_its_own_and_a_test_batch_that_of_the_stage(
-        length, spacing, drawn):
+def test_a_training_batch_has_a_length_of_its_own_and_a_test_batch_that_of_the_stage():
     task, rng = ActionTask(Group("S3")), np.random.default_rng(5)
 
     def tokens_of(draw):
-        return {draw(2, length, spacing, rng).inputs.shape[1] + 1 for _ in range(60)}
+        return {draw(2, 6, 1, rng).inputs.shape[1] + 1 for _ in range(30)}
 
-    assert tokens_of(task.training_batch) == {len(task.roles(each, spacing)) for each in drawn}
-    assert tokens_of(task.test_batch) == {len(task.roles(length, spacing))}
+    assert tokens_of(task.training_batch) == {len(task.roles(drawn, 1)) for drawn in (4, 5, 6)}
+    assert tokens_of(task.test_batch) == {len(task.roles(6, 1))}
 
 
 # --- Generation -----------------------------------------------------------------------------------
@@ -72,13 +69,13 @@ def test_a_training_batch_has_a_length_of_its_own_and_a_test_batch_that_of_the_s
 @pytest.mark.parametrize("name", actions.MAKE)
 def test_a_model_reads_its_own_words_just_where_it_is_free(name):
     """What it read, read again at once, gives the same words. The true words are read where they
-    are forced, so `restored` is teacher forcing."""
+    are forced."""
     task = ActionTask(Group("S3"))
     options = {} if name == "lstm" else {"heads": 2}
     model = actions.MAKE[name](len(task.vocab), d_model=16, conv_width=4, **options).double()
     truth = torch.from_numpy(task.write(*task.draw(3, 4, 2, generator(1, "test")))[0])
     roles = task.roles(4, 2)
-    for own in MODES.values():
+    for own in [*MODES.values(), []]:
         free = np.isin(roles, own)
         with torch.no_grad():
             said, read = actions.generate(model, truth, free)
@@ -88,12 +85,11 @@ def test_a_model_reads_its_own_words_just_where_it_is_free(name):
         assert (read != truth).any() == free.any()  # it is not trained, and wrong where it may be
 
 
-@pytest.mark.parametrize("mode, spoken", [("own", [COMMAND, STATE]), ("kept", [STATE]),
-                                          ("restored", [])])
+@pytest.mark.parametrize("mode, spoken", [("own", [COMMAND, STATE]), ("kept", [STATE])])
 def test_a_command_or_a_state_is_right_if_all_of_its_tokens_are(mode, spoken, monkeypatch):
     """Here two tokens of one command are wrong in each of 5 texts, one of a state in the first."""
     task = ActionTask(Group("S5"))
-    roles = task.roles(6, 2)
+    roles = task.roles(6, 1)
 
     def mistaken(model, tokens, free):
         assert (free == np.isin(roles, spoken)).all()
@@ -103,35 +99,27 @@ def test_a_command_or_a_state_is_right_if_all_of_its_tokens_are(mode, spoken, mo
         return said, tokens
 
     monkeypatch.setattr(actions, "generate", mistaken)
-    row = evaluate_mode(None, task, 6, 2, mode, traces=5)
+    row = evaluate_mode(None, task, 6, mode, traces=5)
     assert row["commands"] == pytest.approx(1 - 1 / 6, abs=1e-4)
-    assert row["states"] == pytest.approx(1 - 1 / 15, abs=1e-4)
+    assert row["states"] == pytest.approx(1 - 1 / 30, abs=1e-4)
 
 
 # --- The hybrid, and the study --------------------------------------------------------------------
 
-def test_the_mixers_of_the_hybrid_alternate_and_its_pieces_make_the_whole():
-    model = Hybrid(9, d_model=12, heads=3, layers=3, conv_width=3).double()
+def test_the_mixers_of_the_hybrid_alternate():
+    model = Hybrid(9, d_model=12, heads=3, layers=3, conv_width=3)
     assert [type(block) for block in model.blocks[1::2]] == [DeltaBlock, AttentionBlock, DeltaBlock]
     assert model.blocks[1] is not model.blocks[5]
-    tokens, state, pieces = torch.randint(9, (2, 23)), None, []
-    for piece in tokens.tensor_split([1, 5, 15, 22], 1):
-        logits, state = model.stream(piece, state)
-        pieces.append(logits)
-    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("spacing", SPACINGS)
-def test_an_arm_reads_the_tokens_of_its_cell_most_of_them_in_the_last_stage(spacing):
+def test_an_arm_reads_the_tokens_of_its_cell_most_of_them_in_the_last_stage():
     task = ActionTask(Group("S3"))
-    cell = {"arm": "lstm", "spacing": spacing, "millions": 5, "seed": 0}
-    recipe, tokens = actions.recipe_for(task, cell), []
-    for (length, S), count in zip(recipe.curriculum, recipe.stage_steps, strict=True):
-        lengths = range(max(S, 4), length + 1, S)
-        mean = np.mean([len(task.roles(drawn, S)) for drawn in lengths])
+    recipe = actions.recipe_for(task, {"arm": "lstm", "millions": 5, "seed": 0})
+    tokens = []
+    for (length, _), count in zip(recipe.curriculum, recipe.stage_steps, strict=True):
+        mean = np.mean([len(task.roles(drawn, 1)) for drawn in range(4, length + 1)])
         tokens.append(16 * count * mean / 1e6)
-    assert recipe.curriculum[0] == (4, 1) and recipe.curriculum[-1] == (16, spacing)
-    assert sum(tokens) == pytest.approx(5, rel=0.01) and not recipe.average
+    assert sum(tokens) == pytest.approx(5, rel=0.01)
     assert tokens[-1] == pytest.approx(0.7 * 5, rel=0.01)
 
 
@@ -141,16 +129,9 @@ def test_an_arm_is_trained_evaluated_in_each_mode_and_recorded(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(actions, "LENGTHS", [4])
     monkeypatch.setattr(actions, "record", lambda name, row: rows.append(row))
-    cell = {"arm": "hybrid", "group": "S3", "shown": "all", "spacing": 2, "millions": 0.003,
-            "seed": 0}
+    cell = {"arm": "hybrid", "group": "S3", "millions": 0.003, "seed": 0}
     actions.run_cell(cell)
     row, = rows
-    assert [(test["mode"], test["length"]) for test in row["results"]] == [(x, 4) for x in MODES]
+    assert [test["mode"] for test in row["results"]] == [*MODES]
     assert row["finished"] and cell.items() <= row.items() and set(row) < set(
         actions.records("actions")[0])
-
-
-def test_every_run_of_the_study_has_its_row():
-    """So `--run` finds nothing to do."""
-    for cell in actions.cells_of_study():
-        assert sorted(row["seed"] for row in actions.records("actions", **cell)) == [0, 1, 2]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from experiments import adversary, figures, records, scale, snap
+from experiments import adversary, figures, records
 
 FADING = np.linspace(1, 0.2, 4)  # numbers that are right at their first point only
 
@@ -15,12 +15,9 @@ FIGURES = {
     "beta": lambda: figures.beta(np.linspace(0, 2, 65).reshape(5, 13), list("01234")),
     "head": lambda: figures.head([2, 1.6, 1.3, 1], [FADING], [np.ones(4)], [1, 4, 16, 64], [FADING],
                                  [0 * FADING]),
-    "errors": lambda: figures.errors({"float32": [{"commands": 10, "error": 1e-6},
-                                                  {"commands": 10_000, "error": 1e-3}],
-                                      "bfloat16": [{"commands": 10, "error": 0}]}),
     "ladder": figures.ladder,
     "unseen": figures.unseen,
-    "snapping": lambda: figures.snapping([row for row in snap.recorded() if "extract" not in row]),
+    "snapping": figures.snapping,
     "cycles": figures.cycles,
     "sizes": figures.sizes,
     "told": figures.told,
@@ -62,30 +59,11 @@ def test_a_title_is_a_sentence_and_no_two_texts_overlap(drawn, name):
             assert apart > -1, f"{text!r} lies on {other!r}"
 
 
-def test_an_arm_has_one_name_and_one_colour_in_every_figure(drawn):
-    """Names at the ends of lines, and those of legends. Two arms never share a colour."""
-    colours = {name: figures.COLOURS[arm] for arm, name in figures.NAMES.items()}
-    assert len(set(colours.values())) == len(colours)
-
-    named = []
-    for figure in drawn.values():
-        for axes in figure.axes:
-            named += [(text.get_text(), text.get_color()) for text in axes.texts]
-        for legend in figure.legends:
-            for text, line in zip(legend.get_texts(), legend.get_lines()):
-                named.append((text.get_text(), line.get_color()))
-    assert {(name, colour) for name, colour in named if name in colours} == {*colours.items()}
-
-
 def test_titles_count_the_seeds_of_the_rows_that_are_drawn(drawn):
-    """Counted again here, from the records: what is solved, what is kept, what was read."""
+    """Counted again here, from the records: what is solved, and what is kept."""
     rows = records("arms_eased", change="", arm="linrnn")
     solved = sum(row["results"][-1]["all"] > 0.99 for row in rows)
     assert f"({solved} of {len(rows)} seeds)" in drawn["tracking"].get_suptitle()
-
-    large = records("scale", group="S26", commands="full", without="none")
-    solved = sum(row["results"][1]["all"] >= scale.SOLVED for row in large)
-    assert drawn["sizes"].get_suptitle().endswith(f"{solved} of {len(large)} at (128,16)")
 
     forced = records("adversary", **adversary.USUAL, repetitions="forced", arm="linrnn")
     kept = sum(row["results"]["adversarial"][0]["kl_by_position"][64] <= 0.05 for row in forced)

@@ -19,7 +19,6 @@ COMMANDS = {  # a module and its part: the words that it needs; RUN is a run fol
     "eval": "RUN",
     "arms": "",
     "inside": "RUN",
-    "beliefs show": "",
     "beliefs linear": "",
     "beliefs train": "--curriculum 2:1,4:2 --device cpu --out out",
     "beliefs eval": "RUN",
@@ -56,7 +55,7 @@ TOGETHER = [  # what fits alone and not together, or is too large
     ("train", "--d-model 4096 --conv-width 4096"),
     ("train", "--model lstm --beta-max 1"),
     ("snap", "--lengths 5000000:1"),
-    ("beliefs show", "--group S6")]
+    ("beliefs train", "--group S6")]
 
 
 def main_of(command):
