@@ -1,17 +1,19 @@
-"""Which head of a linear RNN tracks the state, with which beta, and what does it hold?
+"""Which head of a linear RNN tracks the state, with which beta and keys, and what does it hold?
 
 Finding, on the five stored models of S5, seeds 0-4. One head of four tracks, with beta near 2 at
 all five right-hand names of a command, and only this head needs its reflections: with its beta in
-[0, 1] the model is near chance at (64,2), and that of another head costs nothing. What the head
-holds is a linear image of the permutation: a linear map reads it off all of 64 states at 64
-commands, off 98 to 100% of them at 256, and off 0 to 36% at 512, where the state has drifted.
+[0, 1] 19 to 26% of the reveals are right at (64,2), where chance is 20%, and that of another head
+costs nothing. Its keys are not in general those of the swap machine that scan.py builds by hand:
+the inner products of the keys correlate by .90, .64, .50, .53 and .79. What the head holds is a
+linear image of the permutation: a linear map reads it off all of 64 states at 64 commands, off 98
+to 100% of them at 256, and off 0 to 36% at 512, where the state has drifted.
 
 A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and in
 the state that model.stream returns. With one layer behind the local block the entry is 1.
 
-    python -m experiments.inside experiments/results/models/linrnn-S5-seed0     (20 seconds)
-
-The command shows beta, and what can be read off the state; the notebook narrows beta, too.
+Commands, where RUN is experiments/results/models/linrnn-S5-seed0 (some 20 seconds each):
+    python -m experiments.inside RUN                 beta, keys, and what can be read off the state
+    python -m experiments.inside RUN --intervene     accuracy with the beta of one head narrowed
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 5 for beta and figure 6 for the intervention.
 The rest is this project's.
@@ -29,7 +31,8 @@ from data import (UserError, WordTask, draw_commands, generator, one_line_errors
                   run_commands)
 from eval import device_of, evaluate, load_run
 from models import DeltaBlock
-from scan import delta_product, delta_rule_chunked, delta_rule_recurrent, swap_machine_keys
+from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key,
+                  swap_machine_keys)
 
 
 def load_repl_run(folder, device="cpu", words=False):
@@ -110,23 +113,73 @@ def tracking_heads(model, task):
     return found
 
 
-# --- Beta, place by place -------------------------------------------------------------------------
+# --- Beta and keys, place by place ----------------------------------------------------------------
 
 @torch.no_grad()
-def beta_by_place(model, task):
-    """Mean beta at each place in the line of a command, over 4,096 of them: [layers, heads, line].
+def in_commands(model, task):
+    """The tokens of 4,096 commands, and the key and the beta of each block at each token.
 
     Of a token with several writes the first is taken.
-    Source: the paper's figure 5.
+    Returns: tokens [commands, line], {entry: (k [commands, line, H, K], beta [commands, line, H])}.
     """
     tokens, commands = traces_of_commands(model, task, 64, 64, generator(0, "valid"))
     begin = len(task.start_tokens())
-    means = []
-    for _, _, _, beta in scan_inputs(model, tokens).values():
-        # [B, H, T, R] -> [B, H, commands, line]
-        by_line = beta[:, :, begin:, 0].unflatten(2, (commands.shape[1], -1))
-        means.append(by_line.mean((0, 2)))
-    return torch.stack(means).cpu()
+
+    def by_line(x):  # [B, T, ...] -> [commands, line, ...]
+        line = (x.shape[1] - begin) // commands.shape[1]
+        return x[:, begin:].unflatten(1, (-1, line)).flatten(0, 1)
+
+    found = {}
+    for entry, (_, k, _, beta) in scan_inputs(model, tokens).items():
+        # [B, H, T, R, ...] -> [B, T, H, ...], of the first write.
+        found[entry] = by_line(k[..., 0, :].transpose(1, 2)), by_line(beta[..., 0].transpose(1, 2))
+    return by_line(tokens), found
+
+
+def beta_by_place(model, task):
+    """Mean beta at each place in the line of a command: [layers, heads, line].
+
+    Source: the paper's figure 5.
+    """
+    _, found = in_commands(model, task)
+    return torch.stack([beta.mean(0).T for _, beta in found.values()]).cpu()
+
+
+def right_hand_keys(model, task, entry, head):
+    """A head's mean key where the name y stands as i-th on the right: [n, n, K] (place i, name y).
+
+    For full commands. k and -k make the same step, so the mean is the unit vector that is closest
+    to the keys up to their signs.
+    """
+    n = task.group.degree
+    right = slice(n + 2, 2 * n + 2)  # `>>> `, n names, ` = `, n names
+    tokens, found = in_commands(model, task)
+    tokens, keys = tokens[:, right], found[entry][0][:, right, head]
+
+    mean = torch.empty(n, n, keys.shape[-1])
+    for i in range(n):
+        for y, name in enumerate(task.names):
+            symbol = task.vocab.index(name if i == 0 else f", {name}")
+            there = keys[tokens[:, i] == symbol, i]
+            mean[i, y] = torch.linalg.svd(there, full_matrices=False).Vh[0]
+    return mean
+
+
+def likeness(keys):
+    """How much right-hand keys [n, n, K] are like those of the swap machine: in [-1, 1].
+
+    It is the correlation of all inner products, without their signs. The machine's keys,
+    (e_i - e_y') / sqrt 2, meet at 60 degrees if they share the place or the name, else at 90. A
+    rotation of all keys, or the sign of one, changes nothing.
+    """
+    n = len(keys)
+    place, name = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
+    pairs = np.triu_indices(n * n, 1)
+    products = []
+    for k in (keys.double(), exchange_key(place, name + n, 2 * n)):
+        listed = k.flatten(0, 1)
+        products.append((listed @ listed.T).abs().numpy()[pairs])
+    return float(np.corrcoef(*products)[0, 1])
 
 
 # --- What a head is worth -------------------------------------------------------------------------
@@ -312,40 +365,58 @@ def swap_machine_errors(group, length, dtype, traces=4):
 
 # --- The command line -----------------------------------------------------------------------------
 
+def print_table(title, columns, rows):
+    print(f"\n{title}\n" + " " * 10 + "".join(f"{column:>8}" for column in columns))
+    for name, numbers in rows:
+        print(f"{name:>10}" + "".join(f"{number:8.3f}" for number in numbers))
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.inside",
                                      description=__doc__.split("\n")[0])
     parser.add_argument("run", help="a run folder of a linrnn, made by train.py")
+    parser.add_argument("--intervene", action="store_true",
+                        help="accuracy with the beta of each head narrowed")
     args = parse(parser, argv)
 
     with one_line_errors(parser):
         checkpoint, task, model = load_repl_run(args.run)
-        blocks = delta_blocks(model)
+        blocks, config = delta_blocks(model), checkpoint["config"]
         if not blocks:
-            raise UserError("only a linrnn has beta; this run is a "
-                            f"{checkpoint['config']['model']}")
+            raise UserError(f"only a linrnn has beta and keys; this run is a {config['model']}")
 
     tracking = tracking_heads(model, task)
     names = []
     for entry, block in blocks.items():
         for head in range(block.heads):
             names.append(f"{entry}:{head}" + "*" * ((entry, head) in tracking))
+    print("heads as entry:head; those with a * track")
 
-    left, right = ["x", "y"], ["y", "x"]
+    if args.intervene:
+        limits = np.linspace(1, 0.5, 6) * config["options"]["beta_max"]
+        accuracy = intervene(model, task, limits)
+        print_table("accuracy at (64,2) with the beta of one head scaled to [0, limit]; "
+                    f"chance {task.chance:.3f}", limits.round(2),
+                    zip(names, accuracy.reshape(len(names), -1)))
+        return
+
+    places = ["x", "y", "=", "y", "x"]
     if task.commands == "full":
-        left = task.names
         right = [f"{i + 1}. name" for i in range(task.group.degree)]
-    places = [">>>", *left, "=", *right, "newline"]
-    print("mean beta of entry:head at each place of a command; heads with a * track\n"
-          + " " * 10 + "".join(f"{name:>8}" for name in names))
-    for place, means in zip(places, beta_by_place(model, task).flatten(0, 1).T):
-        print(f"{place:>10}" + "".join(f"{mean:8.3f}" for mean in means))
+        places = [*task.names, "=", *right]
+    places = [">>>", *places, "newline"]
+    print_table("mean beta at each place of a command, over all names that stand there", names,
+                zip(places, beta_by_place(model, task).flatten(0, 1).T))
+
+    if task.commands == "full":
+        for entry, head in tracking:
+            r = likeness(right_hand_keys(model, task, entry, head))
+            print(f"\nkeys of {entry}:{head}, correlation with the hand-built head: r = {r:.2f}")
 
     if tracking:
-        print("\nshare of states off which a linear map reads the whole permutation")
         lengths = [1, 4, 16, 64, 256, 512]
-        for length, share in zip(lengths, read_off(model, task, tracking, lengths)):
-            print(f"after {length:3} commands: {share:.3f}")
+        print_table("share of states off which a linear map reads the whole permutation, by "
+                    "commands read", lengths, [("share", read_off(model, task, tracking, lengths))])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from machine import SwapMachine
 import train
 from data import Group, ReplTask, generator
 from experiments.inside import (LinearImage, beta_by_place, collect_states, delta_blocks,
-                                intervene, main, nearest, read_heads, read_off, scan_inputs,
-                                swap_machine_errors, tracking_heads, traces_of_commands,
-                                write_heads)
+                                in_commands, intervene, likeness, main, nearest, read_heads,
+                                read_off, right_hand_keys, scan_inputs, swap_machine_errors,
+                                tracking_heads, write_heads)
 from models import build
 from scan import delta_rule_recurrent, exchange_key
 
@@ -49,6 +49,11 @@ def test_the_head_that_keeps_and_moves_is_found(monkeypatch):
     assert tracking_heads(model, task) == [(3, 1)]
 
 
+@pytest.mark.parametrize("name, options", [("linrnn", {"beta_max": 1.0}), ("lstm", {})])
+def test_a_model_that_cannot_reflect_has_no_tracking_head(name, options):
+    assert tracking_heads(build(name, len(TASK.vocab), **options), TASK) == []
+
+
 def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():
     """S, computed from what the block of that entry hands to its scan, token after token. What is
     written can be read, in these heads and in no other, and the given state is left alone."""
@@ -71,19 +76,37 @@ def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():
     assert torch.equal(written[3][:, 0], state[3][:, 0])
 
 
-# --- Beta -----------------------------------------------------------------------------------------
+# --- Beta and keys --------------------------------------------------------------------------------
 
-def test_beta_is_sorted_by_its_place_in_the_line():
-    """Without a local block beta depends on its token alone. So the mean of a place is the mean
-    over the tokens that stand there."""
+def test_beta_and_keys_are_sorted_by_place_and_name():
+    """Without a local block both depend on their token alone. So the key of a place and a name is
+    that of the token there, up to its sign, and the mean beta of a place is that of its tokens."""
     model = make(conv_width=1)
-    symbols = torch.arange(len(TASK.vocab)).unsqueeze(0)
-    beta = scan_inputs(model, symbols)[0][3][0, :, :, 0]  # [heads, symbols]
-    tokens, _ = traces_of_commands(model, TASK, 64, 64, generator(0, "valid"))
-    lines = tokens[:, len(TASK.start_tokens()):].reshape(64 * 64, -1)
+    lines, _ = in_commands(model, TASK)
     for line in lines[::64]:
         assert re.fullmatch(r">>> a, b, c, d = \w, \w, \w, \w\n", TASK.decode(line))
-    torch.testing.assert_close(beta_by_place(model, TASK)[0], beta[:, lines].mean(1))
+
+    symbols = torch.arange(len(TASK.vocab)).unsqueeze(0)
+    _, k, _, beta = scan_inputs(model, symbols)[0]
+    keys = right_hand_keys(model, TASK, 0, 1)
+    for i in range(4):
+        for y, name in enumerate("abcd"):
+            token, = TASK.encode(name if i == 0 else f", {name}")
+            assert abs(keys[i, y] @ k[0, 1, token, 0]) > 1 - 1e-5
+    expected = beta[0, :, lines, 0].mean(1)  # [heads, lines of commands, place]
+    torch.testing.assert_close(beta_by_place(model, TASK), expected.unsqueeze(0))
+
+
+def test_the_keys_of_the_machine_are_like_themselves_in_any_basis_and_others_are_not():
+    """The machine's keys, rotated and with random signs: r = 1. With the names shuffled at each
+    place two keys of one name no longer meet at 60 degrees."""
+    place, name = torch.meshgrid(torch.arange(5), torch.arange(5), indexing="ij")
+    keys = exchange_key(place, name + 5, 10)
+    rotation = torch.linalg.qr(torch.randn(10, 10).double())[0]
+    signs = torch.randint(2, (5, 5, 1)) * 2 - 1
+    assert abs(likeness(signs * (keys @ rotation)) - 1) < 1e-10
+    shuffled = torch.stack([keys[i, torch.arange(5).roll(i)] for i in range(5)])
+    assert likeness(shuffled) < 0.7
 
 
 def test_an_intervention_narrows_one_head_and_is_undone(monkeypatch):
@@ -187,15 +210,20 @@ def test_the_hand_built_head_errs_by_rounding_only(dtype, bound):
 
 # --- The command line -----------------------------------------------------------------------------
 
-def test_the_table_names_each_head_and_marks_those_that_track(small_run, monkeypatch, capsys):
+def test_the_tables_name_each_head_and_mark_those_that_track(small_run, monkeypatch, capsys):
     monkeypatch.setattr("experiments.inside.tracking_heads", lambda *_: [(1, 1)])
     monkeypatch.setattr("experiments.inside.read_off", lambda *_: [0.125] * 6)
     main([str(small_run)])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line]
-    assert rows[1] == ["1:0", "1:1*"]
-    places = [row[0] for row in rows[2:11]]
+    assert rows[2] == ["1:0", "1:1*"]
+    places = [row[0] for row in rows[3:12]]
     assert places == [">>>", "a", "b", "c", "=", "1.", "2.", "3.", "newline"]
-    assert rows[-1] == ["after", "512", "commands:", "0.125"]
+    assert rows[-1] == ["share"] + ["0.125"] * 6
+
+    monkeypatch.setattr("experiments.inside.evaluate", lambda *_: {"all": 0.25})
+    main([str(small_run), "--intervene"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[-2:] == [["1:0"] + ["0.250"] * 6, ["1:1*"] + ["0.250"] * 6]
 
 
 def test_what_has_no_such_inside_is_refused_in_one_line(tmp_path, refused):
