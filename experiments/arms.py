@@ -536,10 +536,10 @@ STUDIES = {
         *grid(arm=["diagonal, -1 to 1", "rotations", "2 reflections"], group=["Z5"],
               millions=[1.5], seed=range(3))]),
     "reflections": Study("reflections", plan_reflections, show_reflections, [
-        # As many as a word needs; then one fewer; then the rest of the table.
+        # As many as a word needs (S4 has three beside); then one fewer; then the rest of the table.
         *words("S5", "full", [4], seeds=5),
         *words("A5", "full", [2]),
-        *words("S4", "full", [2]),
+        *words("S4", "full", [2, 3]),
         *words("S5", "swap", [1]),
         *words("S3", "full", [2]),
         *words("S5", "full", [3]),
@@ -547,7 +547,7 @@ STUDIES = {
         *words("S4", "full", [1]),
         *words("S3", "full", [1]),
         *words("A5", "full", [3, 4]),
-        *words("S4", "full", [3, 4]),
+        *words("S4", "full", [4]),
         *words("S5", "full", [1, 2]),
         *words("S5", "swap", [2, 3, 4]),
         *words("S3", "full", [3, 4]),
