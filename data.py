@@ -587,9 +587,8 @@ class WordTask:
     # words of S5 needs keys of its own, so the model is wide.
     model_options = {"conv_width": 1, "beta_start": 0.9, "d_model": 128, "heads": 8}
     # Short traces teach the words, and a step of them holds many (level). They are left early, on
-    # one batch (streak): the words are known by then, and it is the rates that keep the accuracy
-    # down. So the rates fall with the length of the traces, and to 0 over the last stage, which is
-    # long (average=False).
+    # one batch (streak): the words are known by then, and it is the constant rates that keep the
+    # accuracy down. So the last stage is long, and its rates fall to 0 (average=False).
     recipe_options = {
         "curriculum": [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 1), (128, 1)],
         "batch": 4, "level": True, "advance": 0.5, "streak": 1, "max_steps": 8000,

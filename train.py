@@ -9,8 +9,7 @@ instead. Where a task knows the best prediction (Batch.best), `advance` is a sha
 At constant rates the weights of a step circle around a solution. There are two ways to its centre,
 and `average` chooses. The rates stay, and the model that is evaluated is the mean of the weights of
 all steps of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or the last ones if no stage
-is learned. Or the rates fall, with the length of the traces and to 0 over the last stage, and the
-last weights are the model.
+is learned. Or the rates fall to 0 over the last stage, and the last weights are the model.
 
 The loss is the mean cross-entropy of every next token, plus `reveal_weight` times that of the
 revealed values: most other tokens of a random program cannot be predicted, and are noise.
@@ -55,7 +54,6 @@ from eval import (TEST_LENGTHS, device_of, evaluate_and_print, make_model, make_
 from models import MODELS, choose_device, options_of
 
 WARMUP = 50  # steps over which the learning rates rise from 0
-SHORT = 16  # commands of the longest traces that are read at full rates, where the rates fall
 LOG_EVERY = 10  # steps
 MOST_TRAINED = 2**16  # commands in a batch: some 12 GB at the default width
 
@@ -166,17 +164,10 @@ def next_token_loss(model, batch, recipe):
 def share_of_peak(recipe, progress):
     """The share of the peak rates at this step: it rises from 0 to 1, once in a run, and stays.
 
-    Without a mean of the weights it falls: with more than SHORT commands as SHORT / length, and to
-    0, linearly, over the last stage.
+    Without a mean of the weights it falls linearly to 0 over the last stage.
     """
     share = min(1.0, (progress.step + 1) / WARMUP)
-    if recipe.average:
-        return share
-
-    # The error of a step is carried to the end of the trace. So a long one needs finer steps.
-    length, _ = recipe.curriculum[progress.stage]
-    share *= min(1.0, SHORT / length)
-    if progress.stage == len(recipe.curriculum) - 1:
+    if not recipe.average and progress.stage == len(recipe.curriculum) - 1:
         steps = recipe.stage_steps[-1] if recipe.stage_steps else recipe.last_steps
         share *= 1 - progress.stage_step / steps
     return share
