@@ -487,7 +487,7 @@ def traces(group, commands, arms, millions, seeds=3, **more):
 def words(group, commands, householders, seeds=3):
     """The cells of words of one group, each with the same cap in million tokens."""
     return grid(format=["word"], group=[group], commands=[commands], householders=householders,
-                millions=[3], seed=range(10, 10 + seeds))
+                millions=[4], seed=range(10, 10 + seeds))
 
 
 def rate_grid(optimizer, rates):
