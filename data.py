@@ -351,7 +351,8 @@ def rule_for(n):
     lr           falls as 1 / n above five variables, and that of the matrices as 1 / sqrt n: a wide
                  convolution adds up many terms.
     reveals      n // 4 in a row: a trace then tells more of its state.
-    sparse       single commands that leave most variables alone are learned sooner.
+    sparse       single commands that leave most variables alone are learned sooner. Later stages
+                 rehearse them, in one trace of sixteen.
     """
     model_options = {"conv_width": n + 3}
     if n > 7:
@@ -474,11 +475,18 @@ class ReplTask:
         n = self.group.degree
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
 
+        # The stages with a reveal after every command are where commands are learned. Later one
+        # trace in sixteen rehearses them: uniform commands move nearly all variables, and a model
+        # that reads nothing else forgets the exchange of two.
+        sparse = 0
+        if spacing == 1 and self.sparse:
+            sparse = batch
+        elif spacing > 1 and self.rule.sparse_commands:
+            sparse = -(-batch // 16)  # rounded up
+
         # Sparse commands are elements of S<n>, and of no other group.
-        all_permutations = self.commands == "full" and self.group.order == factorial(n)
-        if self.sparse and spacing == 1 and all_permutations:
-            # The stages with a reveal after every command are where commands are learned.
-            commands = draw_sparse_commands(self.group, (batch, length), rng)
+        if sparse and self.commands == "full" and self.group.order == factorial(n):
+            commands[:sparse] = draw_sparse_commands(self.group, (sparse, length), rng)
 
         # The variables to reveal, several in a row if there are many of them.
         asked = rng.integers(n, size=(batch, length // spacing, self.rule.reveals_in_a_row))

@@ -32,12 +32,13 @@ def test_a_real_interpreter_prints_what_a_training_batch_of_a_large_group_shows(
 
 @pytest.mark.parametrize("part, changed", [
     ("none", {}), ("rate", {"rate"}), ("reveals", {"reveals"}), ("exchanges", {"exchanges"}),
-    ("all", {"rate", "reveals", "exchanges", "heads"})])
+    ("rehearsal", {"rehearsal"}), ("all", {"rate", "reveals", "exchanges", "rehearsal", "heads"})])
 def test_an_arm_lacks_the_part_that_it_names_and_nothing_else(part, changed):
     whole, task = make_task(Arm("S12")), make_task(Arm("S12", without=part))
     same = {"rate": task.recipe_options == whole.recipe_options,
             "reveals": task.rule.reveals_in_a_row == whole.rule.reveals_in_a_row,
             "exchanges": task.sparse == whole.sparse,
+            "rehearsal": task.rule.sparse_commands == whole.rule.sparse_commands,
             "heads": task.model_options == whole.model_options}
     assert {part for part, kept in same.items() if not kept} == {*changed}
 

@@ -102,7 +102,8 @@ def test_the_sentences_about_the_records_are_true():
     passed = {}
     for row in experiments.records("unseen", kind="certificate", depth=16, commands="full"):
         passed.setdefault(row["group"], []).append(row["passed"])
-    assert min(passed["S5"] + passed["S8"] + passed["S12"]) == 252 and passed["S26"] == [0, 0]
+    assert min(passed["S5"] + passed["S8"] + passed["S12"]) == 252
+    assert passed["S26"] == [0, 0, 247]  # the last one with rehearsal
     swaps, again = experiments.records("unseen", kind="certificate", group="S26", commands="swap")
     assert swaps["passed"] == again["passed"] == swaps["states"] == 64
     assert swaps["generators"] == 325
