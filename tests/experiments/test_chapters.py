@@ -193,9 +193,10 @@ def test_the_default_command_is_what_five_seeds_recorded():
 
 
 def test_each_row_of_words_is_what_the_records_say():
-    """Those with as many reflections as a word needs. Learned: 99.5% of the labels at 128 words."""
+    """Those with as many reflections as a word needs, or for S4 one more. Learned: 99.5% of the
+    labels at 128 words."""
     _, *rows = cells(README, 6)
-    assert [row[:2] for row in rows] == [["S5", "4"], ["A5", "2"], ["S4", "2"], ["S3", "2"],
+    assert [row[:2] for row in rows] == [["S5", "4"], ["A5", "2"], ["S4", "3"], ["S3", "2"],
                                          ["S5, swaps", "1"]]
     for name, householders, told, *numbers in rows:
         group, *swaps = name.split(", ")
