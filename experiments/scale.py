@@ -178,8 +178,8 @@ def records_of(arm):
 
 def show(arms):
     """The tables, from results/scale.jsonl. Ranges are over the seeds."""
-    print("(L,S): % of the reveals right; solved: at least 99.5% at (128,16), of all runs; *: without\n"
-          "rehearsal, as are all rows from S8 to S20\n")
+    print("(L,S): % of the reveals right; solved: at least 99.5% at (128,16), of all runs;\n"
+          "*: without rehearsal, as are all rows from S8 to S20\n")
     print("group      model        weights  million tokens    minutes      "
           "(64,8)     (128,16)     (256,32)  solved")
     for arm in arms:

@@ -51,13 +51,8 @@ def test_an_impossible_reveal_and_a_table_of_old_by_new_are_refused():
 
 # --- The traces -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, commands, share, schedule", [
-    ("S3", "swap", 0.0, "random"), ("S3", "swap", 0.25, "adversarial"),
-    ("S5", "full", 0.25, "random"), ("A4xZ5", "full", 1.0, "random")])
-def test_a_real_interpreter_shows_an_uncertain_trace_if_its_coins_fall_as_recorded(
-        name, commands, share, schedule, monkeypatch):
-    task = CoinTask(Group(name), commands, share)
-    program = task.draw(3, 12, 3, np.random.default_rng(1), schedule)
+def check_in_python(task, program, monkeypatch):
+    """The lines of each trace, typed into Python, give the trace if the coins fall as recorded."""
     tokens, reveals = task.write_program(program)
     assert (tokens[reveals] == task.value_tokens[task.program_answers(program)].ravel()).all()
     for row, probability, executed in zip(tokens, program.probability, program.executed):
@@ -69,6 +64,16 @@ def test_a_real_interpreter_shows_an_uncertain_trace_if_its_coins_fall_as_record
         monkeypatch.setattr(random, "random", lambda: falls.pop(0))
         assert session(typed_lines(text)) == text
         assert not falls  # all coins were used
+
+
+@pytest.mark.parametrize("name, commands, share, schedule", [
+    ("S3", "swap", 0.0, "random"), ("S3", "swap", 0.25, "adversarial"),
+    ("S5", "full", 0.25, "random"), ("A4xZ5", "full", 1.0, "random")])
+def test_a_real_interpreter_shows_an_uncertain_trace_if_its_coins_fall_as_recorded(
+        name, commands, share, schedule, monkeypatch):
+    task = CoinTask(Group(name), commands, share)
+    program = task.draw(3, 12, 3, np.random.default_rng(1), schedule)
+    check_in_python(task, program, monkeypatch)
 
 
 def test_the_share_of_uncertain_commands_is_p_and_each_coin_falls_as_its_number_says():
