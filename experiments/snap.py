@@ -11,6 +11,9 @@ six other tasks; alone the five of S5 have 23 to 28% of these reveals, near chan
 variables, the sooner must the next snap come: one in 192 commands suffices on S5, one in 32 on S26.
 The automaton inside the network, found by clustering alone, is the group in ten of ten runs.
 
+Words can be snapped, too, if all other heads are set to their mean as well: every label is right in
+16 of 16 traces of 8,192 words (S5 with R = 4, one model, no record).
+
 An error becomes permanent: a state once put on the wrong place stays wrong. And a belief about
 uncertain commands has no permutation to go back to.
 
