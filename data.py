@@ -620,8 +620,8 @@ class WordTask:
 
         An exchange takes one reflection, a cycle of five points four. A model that can exchange
         learns the harder words one by one.
-        Smaller groups have a shorter way, from which easy words would lead away. S4 and A5 are the
-        rotations of a cube and of an icosahedron, and a rotation in space takes two reflections.
+        From S4 and A5 easy words would lead away: these groups are the rotations of a cube and of
+        an icosahedron, and a rotation in space takes two reflections.
         """
         words = draw_commands(self.group, self.commands, (batch, length), rng)
         if self.easy and length <= EASY_LENGTH:
