@@ -186,15 +186,10 @@ def test_the_nearest_permutation_is_found_if_no_entry_is_off_by_a_half():
     assert nearest(torch.rand(4, 1, 3, 3)).shape == (4, 1, 3)
 
 
-def test_the_permutation_is_read_off_the_head_that_holds_it_and_off_no_other():
-    class Noise(SwapMachine):
-        def stream(self, tokens, state=None):
-            logits, state = super().stream(tokens, state and state[:3])
-            return logits, [*state, torch.randn_like(state[0])]
-
-    machine = Noise("S4")
-    assert read_off(machine, machine.task, HEADS, [1, 20], traces=8) == [1, 1]
-    assert max(read_off(machine, machine.task, [(3, 0)], [1, 20], traces=8)) < 0.6
+def test_the_permutation_is_read_off_the_head_that_holds_it_until_noise_has_bent_it():
+    machine = SwapMachine("S4", 0.03)
+    near, far = read_off(machine, machine.task, HEADS, [1, 200], traces=8)
+    assert near == 1 and far < 0.6
 
 
 # --- The head built by hand -----------------------------------------------------------------------
@@ -213,16 +208,13 @@ def test_the_hand_built_head_errs_by_rounding_only(dtype, bound):
 def test_the_tables_name_each_head_and_mark_those_that_track(small_run, monkeypatch, capsys):
     monkeypatch.setattr("experiments.inside.tracking_heads", lambda *_: [(1, 1)])
     monkeypatch.setattr("experiments.inside.read_off", lambda *_: [0.125] * 6)
+    monkeypatch.setattr("experiments.inside.evaluate", lambda *_: {"all": 0.25})
     main([str(small_run)])
+    main([str(small_run), "--intervene"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line]
-    assert rows[2] == ["1:0", "1:1*"]
     places = [row[0] for row in rows[3:12]]
     assert places == [">>>", "a", "b", "c", "=", "1.", "2.", "3.", "newline"]
-    assert rows[-1] == ["share"] + ["0.125"] * 6
-
-    monkeypatch.setattr("experiments.inside.evaluate", lambda *_: {"all": 0.25})
-    main([str(small_run), "--intervene"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["1:0", "1:1*"] in rows and ["share"] + ["0.125"] * 6 in rows
     assert rows[-2:] == [["1:0"] + ["0.250"] * 6, ["1:1*"] + ["0.250"] * 6]
 
 

@@ -11,7 +11,8 @@ from machine import SwapMachine
 from data import Group, ReplTask, WordTask, draw_commands, generator
 from eval import evaluate
 from experiments import snap
-from experiments.inside import LinearImage, collect_states, load_repl_run
+from experiments.inside import (LinearImage, collect_states, load_repl_run, read_heads,
+                                write_heads)
 from experiments.snap import (Snapped, Untracked, compare, extract, find_states, main,
                               resting_heads)
 from models import build
@@ -32,11 +33,6 @@ def random_image(heads, width):
     return LinearImage(heads, torch.randn(30, 1, width, width).double(), perms)
 
 
-def small_model():
-    task = ReplTask(Group("S3"))
-    return task, build("linrnn", len(task.vocab), d_model=12, heads=2).double()
-
-
 # --- Snapping -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, noise, length, intervals", [("S5", 0.015, 200, [1, 5]),
@@ -54,77 +50,47 @@ def test_snapping_restores_exact_tracking_where_the_noisy_head_alone_fails(
         assert evaluate(snapped, task, length, 10, traces=4)["all"] == 1
 
 
-def test_no_snap_is_bit_identical_and_pieces_do_not_matter():
-    """Without a snap due, every bit of the model's own stream; with snaps, the same in ragged
-    pieces as whole."""
-    task, model = small_model()
-    tokens = torch.from_numpy(task.sample(4, 12, 3, generator(0, "valid"))[0])
-    image = random_image([(1, 1)], 6)
-    never = Snapped(model, task, image, interval=1000)
-    with torch.no_grad():
-        assert (never.stream(tokens)[0] == model.stream(tokens)[0]).all()
-
-    snapped, state, pieces = Snapped(model, task, image, interval=2), None, []
-    for piece in tokens.tensor_split([1, 2, 20, 21, 22, 23, 90], 1):
-        logits, state = snapped.stream(piece, state)
-        pieces.append(logits)
-    whole = snapped.stream(tokens)[0]
-    assert (torch.cat(pieces, 1) - whole).abs().max() < 1e-10
-    assert (whole - never.stream(tokens)[0]).abs().max() > 1e-3
+PLACES = {"full": r", \w = $", "swap": r", \w\n$", "word": r"."}  # of what was read, settled
 
 
-def test_traces_side_by_side_are_snapped_each_at_its_own_places():
-    """Two traces with reveals at other places, streamed together and one by one."""
-    task, model = small_model()
-    snapped = Snapped(model, task, random_image([(1, 0)], 6), interval=2)
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_snapped_stream_is_that_of_the_model_put_back_where_it_is_due(kind):
+    """Token by token, trace by trace, the model's own stream, put back at each second place where a
+    command has settled; of words the other head rests. Traces side by side have other places, and
+    ragged pieces do not matter. Where nothing is due, every bit is the model's own."""
+    task = WordTask(Group("S3")) if kind == "word" else ReplTask(Group("S3"), kind)
+    model = build("linrnn", len(task.vocab), d_model=12, heads=2).double()
+    image = random_image([(1, 0)], 6)
+    rest = ([(1, 1)], torch.randn(1, 6, 6).double()) if kind == "word" else None
     tokens = torch.from_numpy(np.vstack([
-        task.sample(1, 12, spacing, generator(0, "valid"))[0][:, :120] for spacing in (1, 4)]))
-    alone = torch.cat([snapped.stream(row)[0] for row in tokens.split(1)])
-    assert (snapped.stream(tokens)[0] - alone).abs().max() < 1e-10
+        task.test_batch(1, 12, spacing, generator(0, "valid")).inputs[:, :110]
+        for spacing in (1, 4)]))
 
+    expected = []
+    for row in tokens:
+        text, places, state = "", 0, None
+        for token in row:
+            if re.search(PLACES[kind], text):
+                places += 1
+                if places % 2 == 0:
+                    put_back = image.correct(read_heads(state, image.heads))
+                    state = write_heads(state, image.heads, put_back)
+                    state = write_heads(state, rest[0], rest[1][None]) if rest else state
+            logits, state = model.stream(token.view(1, 1), state)
+            expected.append(logits[0, 0])
+            text += task.vocab[token]
+    expected = torch.stack(expected).unflatten(0, tokens.shape)
 
-@pytest.mark.parametrize("commands, mark", [("full", " = "), ("swap", "\n")])
-def test_a_snap_comes_when_a_command_has_settled_and_at_no_other_place(commands, mark):
-    """The pieces in which a snapped model reads end with the mark, each after one command more. The
-    first piece of a full trace ends ahead of the first command."""
-    task, pieces = ReplTask(Group("S3"), commands), []
-
-    class Listener(torch.nn.Module):
-        def stream(self, tokens, state=None):
-            pieces.append(task.decode(tokens[0]))
-            return torch.zeros(*tokens.shape, 1), [torch.zeros(1, 1, 6, 6).double()]
-
-    tokens = torch.from_numpy(task.sample(1, 6, 3, generator(0, "valid"))[0])
-    Snapped(Listener(), task, random_image(HEADS, 6)).stream(tokens)
-    for count in range(1, len(pieces)):
-        read = "".join(pieces[:count])
-        done = re.findall(r", . = .*\n", read)
-        assert read.endswith(mark) and len(done) == count - (commands == "full")
-    assert len(pieces) == 7
-
-
-def test_of_words_the_state_is_put_back_ahead_of_each_but_the_first():
-    """The tracking head gets the image of its nearest permutation, and the other head its rest, in
-    the traces and at the words that are due."""
-    given = []
-
-    class Listener(torch.nn.Module):
-        def stream(self, tokens, state=None):
-            given.append((tokens.shape[1], state))
-            held = torch.randn(2, 2, 6, 6).double()
-            made.append(held)
-            return torch.zeros(*tokens.shape, 1), [held]
-
-    made, image, resting = [], random_image(HEADS, 6), torch.randn(1, 6, 6).double()
-    snapped = Snapped(Listener(), WordTask(Group("S3")), image, 2, ([(0, 1)], resting))
-    _, state = snapped.stream(torch.zeros(2, 4, dtype=torch.long))
-    snapped.stream(torch.zeros(2, 2, dtype=torch.long), state)
-
-    assert [length for length, _ in given] == [2, 2, 2]  # due ahead of the words 3 and 5
-    assert given[0][1] is None
-    for held, (_, state) in zip(made, given[1:]):
-        assert torch.equal(state[0][:, :1], image.correct(held[:, :1]))
-        assert torch.equal(state[0][:, 1:], resting.expand(2, 1, 6, 6))
+    snapped, state, pieces = Snapped(model, task, image, 2, rest), None, []
+    for piece in tokens.tensor_split([1, 2, 5, 6, 7, 9, 20, 21, 90], 1):
+        if piece.numel():
+            logits, state = snapped.stream(piece, state)
+            pieces.append(logits)
+    for ours in (torch.cat(pieces, 1), snapped.stream(tokens)[0]):
+        assert (ours - expected).abs().max() < 1e-10
+    own = model.stream(tokens)[0]
+    assert (own - expected).abs().max() > 1e-3
+    assert torch.equal(Snapped(model, task, image, 1000, rest).stream(tokens)[0], own)
 
 
 def test_the_other_heads_rest_at_the_mean_of_what_they_hold():
