@@ -93,20 +93,8 @@ def tensors_of(batch):
                           reveals=torch.from_numpy(batch.reveals))
 
 
-def losses_of(model, task, batch, arm, weight=0.7):
-    return make_loss(task, arm)(model, tensors_of(batch), Recipe(reveal_weight=weight))
-
-
-def test_without_an_auxiliary_loss_it_is_the_loss_of_train():
-    """So the hidden vectors are those that the model unembeds."""
-    task = TASKS["traces"]()
-    batch = task.training_batch(3, 4, 2, rng(7))
-    model = build("linrnn", len(task.vocab), d_model=16).double()
-    ours, numbers = losses_of(model, task, batch, "next")
-    theirs, expected = next_token_loss(model, tensors_of(batch), Recipe(reveal_weight=0.7))
-    assert abs(ours - theirs) < 1e-12
-    for key in ("loss", "reveal_loss", "reveal_accuracy"):
-        assert math.isclose(numbers[key], expected[key], rel_tol=1e-9)
+def losses_of(model, task, batch, arm):
+    return make_loss(task, arm)(model, tensors_of(batch), Recipe(reveal_weight=0.7))
 
 
 def last_vector(model, tokens):
@@ -122,29 +110,21 @@ def hidden_by_prefix(model, batch):
                         for row, end in zip(rows, ends)])
 
 
-@pytest.mark.parametrize("name", ["parity", "permutations", "traces"])
-def test_the_linear_loss_is_that_of_each_token_from_the_vector_at_the_end_of_its_line(name):
+@pytest.mark.parametrize("arm, name", [("linear", "parity"), ("linear", "traces"),
+                                       ("linear", "permutations"), ("decoder", "permutations")])
+def test_each_token_of_a_state_is_read_off_the_vector_at_the_end_of_its_line(arm, name):
+    """By the linear map; by the decoder token by token, from the vector and the tokens before."""
     task = TASKS[name]()
-    batch, model = task.training_batch(3, 4, 1, rng(9)), model_of(task, "linear")
-    _, found = losses_of(model, task, batch, "linear")
-    losses = []
-    for vector, state in zip(hidden_by_prefix(model, batch), batch.states):
-        scores = model.auxiliary(vector).reshape(len(state), -1)
-        for row, token in zip(scores, state):
-            losses.append((row.logsumexp(0) - row[token]).item())
-    assert abs(found["auxiliary"] - np.mean(losses)) < 1e-10
-
-
-def test_the_decoder_reads_the_vector_and_the_tokens_before_and_says_the_next():
-    """Token by token: it is given no token that it has not said yet."""
-    task = TASKS["permutations"]()
-    batch, model = task.training_batch(2, 3, 1, rng(10)), model_of(task, "decoder")
-    _, found = losses_of(model, task, batch, "decoder")
+    batch, model = task.training_batch(3, 4, 1, rng(9)), model_of(task, arm)
+    _, found = losses_of(model, task, batch, arm)
     head, losses = model.auxiliary, []
     for vector, state in zip(hidden_by_prefix(model, batch), torch.from_numpy(batch.states)):
         for place, token in enumerate(state):
-            read = torch.cat([vector[None], head.embedding(state[:place])])
-            scores = head.unembedding(hidden_vectors(head, read[None]))[0, -1]
+            if arm == "linear":
+                scores = head(vector).view(len(state), -1)[place]
+            else:
+                read = torch.cat([vector[None], head.embedding(state[:place])])
+                scores = head.unembedding(hidden_vectors(head, read[None]))[0, -1]
             losses.append((scores.logsumexp(0) - scores[token]).item())
     assert abs(found["auxiliary"] - np.mean(losses)) < 1e-10
 
@@ -168,13 +148,14 @@ def test_the_contrastive_loss_is_that_of_naming_the_state_among_those_of_the_bat
 
 @pytest.mark.parametrize("arm, weight", [("next", 0), ("linear", 1), ("decoder", 1),
                                          ("contrastive", 0.1)])
-def test_the_total_is_the_weighted_sum(arm, weight):
-    """Of the next tokens, of the answers by the recipe's weight, and of the states."""
-    task = TASKS["permutations"]()
-    batch, model = task.training_batch(2, 3, 1, rng(12)), model_of(task, arm)
-    total, found = losses_of(model, task, batch, arm, 0.3)
-    expected = found["loss"] + 0.3 * found["reveal_loss"] + weight * found.get("auxiliary", 0)
-    assert abs(total.item() - expected) < 1e-10
+def test_the_total_is_the_loss_of_train_and_the_weighted_one_of_the_states(arm, weight):
+    """So the hidden vectors are those that the model unembeds."""
+    task = TASKS["traces"]()
+    batch, model = task.training_batch(2, 4, 2, rng(12)), model_of(task, arm)
+    total, found = losses_of(model, task, batch, arm)
+    of_train, expected = next_token_loss(model, tensors_of(batch), Recipe(reveal_weight=0.7))
+    assert abs((total - of_train).item() - weight * found.pop("auxiliary", 0)) < 1e-10
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 # --- Runs -----------------------------------------------------------------------------------------
