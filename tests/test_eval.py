@@ -194,11 +194,7 @@ def test_the_command_line_prints_table_figure_json_and_certificate(
     assert "(8,4)" in shown and "36 of 36" in shown and figure.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_bad_input_gets_one_line_and_exit_code_2(small_run, tmp_path, refused, monkeypatch):
-    refused(main, [tmp_path / "nothing"], "model.pt", "missing")
-    refused(main, [small_run, "--lengths", "10:4"], "multiple of the spacing")
-    refused(main, [small_run, "--plot", tmp_path / "figure.xyz"], "xyz")
-
+def test_what_cannot_be_evaluated_is_refused_in_one_line(small_run, refused, monkeypatch):
     monkeypatch.delitem(TASKS, "repl")
     refused(main, [small_run], "'repl' is not known here", "--plugin")
     monkeypatch.setattr("eval.load_run", lambda *_: ({}, WordTask(Group("S3")), None))

@@ -50,12 +50,6 @@ def assert_same(one, other):
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.fixture
-def no_time(monkeypatch):
-    """Two runs on a clock that stands still have the same logs."""
-    monkeypatch.setattr(trainer.time, "perf_counter", lambda: 0.0)
-
-
 # --- The recipe -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("changes, accuracies, stages", [
@@ -186,25 +180,20 @@ def test_a_loss_of_ones_own_measures_what_it_likes():
     assert log[-1]["step"] == 5 and log[-1]["finished"]
 
 
-def test_a_run_ends_with_the_step_that_reaches_the_most_tokens(tmp_path):
-    """What was learned till then is saved. The model has no name, so load_run cannot make it."""
-    tokens = 5 * 2 * (15 + 9 * 4 + 22 - 1)  # of five steps
-    recipe = small_recipe(curriculum=[(4, 2)], last_steps=99)
-    _, log = train(small_model(), S3, recipe, tmp_path, max_tokens=tokens, quiet=True)
-    assert (log[-1]["step"], log[-1]["tokens"], log[-1]["finished"]) == (5, tokens, False)
-    assert checkpoint_of(tmp_path)["progress"]["step"] == 5
-    with pytest.raises(UserError, match="load_weights"):
-        evaluation.load_run(tmp_path)
-
-
-def test_the_log_has_each_tenth_step_and_the_last_and_counts_all_the_time(tmp_path, monkeypatch):
-    """On a clock by which each step takes a minute."""
+def test_a_run_ends_with_the_step_that_reaches_the_most_tokens_and_logs_each_tenth(
+        tmp_path, monkeypatch):
+    """On a clock by which each step takes a minute; all of them count. What was learned till then
+    is saved. The model has no name, so load_run cannot make it."""
     ticks = itertools.count()
     monkeypatch.setattr(trainer.time, "perf_counter", lambda: 60.0 * next(ticks))
-    _, log = train(small_model(), S3, small_recipe(last_steps=20), tmp_path, quiet=True)
-    rows = [(row["step"], row["seconds"], row["finished"]) for row in log]
-    assert rows == [(10, 600, False), (20, 1200, False), (23, 23 * 60, True)]
-    assert log_of(tmp_path) == log
+    tokens = 2 * (15 + 9 * 4 + 22 - 1)  # of a step
+    recipe = small_recipe(curriculum=[(4, 2)], last_steps=99)
+    _, log = train(small_model(), S3, recipe, tmp_path, max_tokens=23 * tokens, quiet=True)
+    rows = [(row["step"], row["seconds"], row["tokens"], row["finished"]) for row in log]
+    assert rows == [(step, 60 * step, step * tokens, False) for step in (10, 20, 23)]
+    assert log_of(tmp_path) == log and checkpoint_of(tmp_path)["progress"]["step"] == 23
+    with pytest.raises(UserError, match="load_weights"):
+        evaluation.load_run(tmp_path)
 
 
 # --- Interruption ---------------------------------------------------------------------------------
@@ -212,13 +201,14 @@ def test_the_log_has_each_tenth_step_and_the_last_and_counts_all_the_time(tmp_pa
 @pytest.mark.parametrize("owner, function, calls", [
     pytest.param(trainer, "to_tensors", 12, id="Ctrl-C"),
     pytest.param(os, "fsync", 6, id="power cut")])
-def test_a_run_that_was_cut_and_resumed_is_bit_identical(
-        owner, function, calls, tmp_path, monkeypatch, no_time):
+def test_a_run_that_was_cut_and_resumed_is_that_of_the_library_bit_for_bit(
+        owner, function, calls, tmp_path, monkeypatch):
     """Cut by Ctrl-C in step 12, or by a power cut while the checkpoint after it is written: in the
     end the weights, the optimisers, the log and the table of a run never cut. To resume it once
-    more changes nothing."""
+    more changes nothing. And train() alone has these weights and this log, in memory."""
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: 0.0)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    longer = [*SMALL, "--last-steps", "12", "--save-every", "4"]  # 15 steps
+    longer = [*SMALL, "--seed", "3", "--last-steps", "12", "--save-every", "4"]  # 15 steps
     main([*longer, "--out", str(whole)])
 
     real, counter = getattr(owner, function), itertools.count(1)
@@ -242,9 +232,14 @@ def test_a_run_that_was_cut_and_resumed_is_bit_identical(
         assert_same(one["model"], other["model"])
         assert_same(one["resume"], other["resume"])
         assert log_of(whole) == log_of(resumed)
-
     results = [json.loads((folder / "result.json").read_text()) for folder in (whole, resumed)]
     assert results[0]["results"] == results[1]["results"]
+
+    torch.manual_seed(3)
+    model = LinRNN(len(S3.vocab), d_model=8, heads=2, **S3.model_options)
+    model, log = train(model, S3, small_recipe(seed=3, **S3.recipe_options), quiet=True)
+    assert_same(dict(model.state_dict()), dict(one["model"]))
+    assert log == log_of(whole)
 
 
 @pytest.mark.parametrize("ruined, told, kept", [
@@ -285,28 +280,6 @@ def test_one_loop_trains_every_model_and_format(options, tmp_path):
     assert result["parameters"] == sum(weight.numel() for weight in model.parameters())
     assert result["command"].startswith("python train.py --group S3")
     assert options in result["command"]
-
-
-def test_the_command_line_is_the_library(tmp_path, monkeypatch, no_time):
-    """The same weights and log, bit for bit, in a folder as in memory; seeds of weights and traces
-    are one."""
-    monkeypatch.chdir(tmp_path)
-    main([*SMALL, "--seed", "3", "--last-steps", "12"])
-    folder, = (tmp_path / "runs").iterdir()
-    assert "linrnn-S3" in folder.name and folder.name.endswith("seed3")
-
-    torch.manual_seed(3)
-    model = LinRNN(len(S3.vocab), d_model=8, heads=2, **S3.model_options)
-    model, log = train(model, S3, small_recipe(seed=3, **S3.recipe_options), quiet=True)
-    assert_same(dict(model.state_dict()), dict(checkpoint_of(folder)["model"]))
-    assert log_of(folder) == log
-
-
-@pytest.mark.parametrize("options", [
-    "--lr nan", "--group W7", "--curriculum 10:4", "--model lstm --beta-max 1"])
-def test_bad_input_gets_one_line_and_leaves_nothing(options, tmp_path, refused):
-    refused(main, [*options.split(), "--out", tmp_path / "run"])
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_never_overwritten_or_mistaken_for_another(tmp_path, refused):
