@@ -103,25 +103,10 @@ def test_an_answer_that_cannot_be_read_is_wrong(answer):
 
 # --- What does not --------------------------------------------------------------------------------
 
-TRICKS = {
-    "os._exit": "import os\nos._exit(0)\n",
-    "sys.exit": "raise SystemExit(0)\n",
-    "pytest is patched": """
-import pytest
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport():
-    report = yield
-    report.outcome = "passed"
-    return report
-"""}
-
-
-@pytest.mark.parametrize("trick", TRICKS)
-def test_a_trick_in_place_of_a_solution_gets_nothing(trick, tmp_path, checks):
-    """It stands in the file of the exercise, and in a plugin of pytest beside it. Another exercise
-    gets its points, in a new process if the first has ended."""
-    (tmp_path / "conftest.py").write_text(TRICKS[trick])
-    submit(tmp_path, 1, "", "Group.compose = None\n" + TRICKS[trick])
+@pytest.mark.parametrize("trick", ["import os\nos._exit(0)\n", "raise SystemExit(0)\n"])
+def test_an_early_end_in_place_of_a_solution_gets_nothing(trick, tmp_path, checks):
+    """Another exercise gets its points, in a new process if the first has ended."""
+    submit(tmp_path, 1, "", "Group.compose = None\n" + trick)
     submit(tmp_path, 3)
     results = graded(tmp_path, checks, [1, 3])
     assert (results[1]["score"], results[3]["score"]) == (0, 1)
@@ -184,12 +169,10 @@ def test_the_copy_lacks_what_the_teacher_has_and_grades_without_it(tmp_path):
     assert not (out / "experiments/TEACHING.md").exists()
     assert course.EXERCISES[3].trap not in (out / "tests/checks.json").read_text()
 
-    # The docstring stays, a comment asks, and what is not to be done stays as it is.
-    text = (out / "scan.py").read_text(encoding="utf-8")
+    # The docstring stays, and a comment asks.
     assert re.search(r'"""\(I \+ L\)\^-1 rhs[^"]*"""\n    # Exercise 3 \(1 point\)\. One line of '
                      r'torch[^"]*\n    raise NotImplementedError\("exercise 3 is .*"\)\n\n\ndef',
-                     text)
-    assert "Exercise 4" not in text
+                     (out / "scan.py").read_text(encoding="utf-8"))
 
     def type_there(*words):
         return subprocess.run([sys.executable, "tests/exercises.py", *words], cwd=out, text=True,
