@@ -89,45 +89,34 @@ def test_a_batch_carries_what_the_filter_predicts_and_only_a_test_knows_a_schedu
 
 # --- The filter of these traces -------------------------------------------------------------------
 
-def by_enumeration(task, program, b):
-    """Every way that the coins of trace b can fall, with its probability, in exact fractions.
-
-    -> the prediction at each reveal, a list of n fractions, and the probability of all reveals.
-    """
-    one = Program(*(part[b:b + 1] for part in program))
-    truth = task.program_answers(one)[0]
-    coins = np.flatnonzero(one.probability[0] < 1)
-
-    mass = [[Fraction(0)] * task.group.degree for _ in truth]
-    evidence = Fraction(0)
-    for falls in itertools.product([True, False], repeat=len(coins)):
-        weight = Fraction(1)
-        for fell, p in zip(falls, one.probability[0, coins].tolist()):
-            weight *= Fraction(p) if fell else 1 - Fraction(p)
-        executed = np.ones_like(one.executed)
-        executed[0, coins] = falls
-        answers = task.program_answers(one._replace(executed=executed))[0]
-
-        for reveal, answer in enumerate(answers):
-            mass[reveal][answer] += weight
-            if answer != truth[reveal]:
-                break
-        else:
-            evidence += weight
-    return [[share / sum(row) for share in row] for row in mass], evidence
-
-
 @pytest.mark.parametrize("name, commands", [("S3", "full"), ("S4", "swap"), ("D4", "full")])
 def test_the_filter_is_the_enumeration_of_all_coins(name, commands):
-    """Predictions at every reveal and the probability of all of them, to 1e-12."""
+    """Every way in which the coins of a trace can fall, with its probability, in exact fractions.
+    They give the prediction at each reveal and the probability of all of them, to 1e-12."""
     task = CoinTask(Group(name), commands, 0.75)
     program = task.draw(3, 8, 2, np.random.default_rng(5))
     best = task.best_predictions(program)
     _, log_evidence = task.automaton.filter(task.symbols(program))
     for b in range(3):
-        predicted, evidence = by_enumeration(task, program, b)
-        assert np.abs(best[b] - np.array(predicted, float)).max() < 1e-12
-        assert abs(np.exp(log_evidence[b].sum()) / float(evidence) - 1) < 1e-12
+        one = Program(*(part[b:b + 1] for part in program))
+        truth = task.program_answers(one)[0]
+        coins = np.flatnonzero(one.probability[0] < 1)
+        # Of each reveal: the probability that it shows this value after all those before it.
+        mass = np.full(best[b].shape, Fraction(0))
+        for falls in itertools.product([True, False], repeat=len(coins)):
+            one.executed[0, coins] = falls
+            weight = Fraction(1)
+            for fell, p in zip(falls, one.probability[0, coins].tolist()):
+                weight *= Fraction(p) if fell else 1 - Fraction(p)
+            answers = task.program_answers(one)[0]
+            for reveal, answer in enumerate(answers):
+                if (answers[:reveal] == truth[:reveal]).all():
+                    mass[reveal, answer] += weight
+
+        predicted = mass / mass.sum(1, keepdims=True)
+        assert np.abs(best[b] - predicted.astype(float)).max() < 1e-12
+        evidence = float(mass[-1, truth[-1]])
+        assert abs(np.exp(log_evidence[b].sum()) / evidence - 1) < 1e-12
 
 
 # --- Two linear representations -------------------------------------------------------------------
