@@ -20,13 +20,6 @@ from models import build
 HEADS = [(0, 0)]  # of a SwapMachine
 
 
-def bent_machine(name, noise):
-    """A hand-built head whose keys are bent, and what is fitted to it."""
-    machine = SwapMachine(name, noise)
-    states, perms = collect_states(machine, machine.task, HEADS, 192, 6, generator(0, "valid"))
-    return machine, machine.task, LinearImage(HEADS, states, perms)
-
-
 def random_image(heads, width):
     """Of no head: the 6 permutations of 3 at random states."""
     perms = Group("S3").elements.repeat(5, 0)
@@ -41,7 +34,10 @@ def test_snapping_restores_exact_tracking_where_the_noisy_head_alone_fails(
         name, noise, length, intervals):
     """In the second half of the commands the head alone is often wrong; snapped it never is. S26
     has 4e26 states, 1,152 of them in the fit."""
-    machine, task, image = bent_machine(name, noise)
+    machine = SwapMachine(name, noise)
+    task = machine.task
+    states, perms = collect_states(machine, task, HEADS, 192, 6, generator(0, "valid"))
+    image = LinearImage(HEADS, states, perms)
     assert len(image.sizes) == (task.group.degree - 1)**2
     alone = evaluate(machine, task, length, 10, traces=4)
     assert np.mean(alone["by_position"][length // 20:]) < 0.6
