@@ -10,7 +10,7 @@ import data
 import numpy as np
 import pytest
 from conftest import ROOT, session, typed_lines
-from data import FAMILIES, Family, Group, ReplTask, UserError, WordTask, generator, rule_for
+from data import FAMILIES, Family, Group, ReplTask, UserError, WordTask, generator
 from numpy.random import default_rng
 
 LANGUAGES = [(name, "full") for name in "S2 S5 A9 Z7 D4 A4xZ5 S3xS4 S26".split()]
@@ -147,15 +147,6 @@ def test_sparse_commands_leave_many_variables_alone():
     assert moved.mean() < 9 and moved.min() < 4 and moved.max() > 9
 
 
-@pytest.mark.parametrize("n", [2, 5, 6, 8, 12, 26])
-def test_the_rule_for_many_variables_leaves_room_for_their_keys(n):
-    """The convolution sees one side of a command. From n = 8 on a head has at least 2n + 8
-    dimensions."""
-    model = rule_for(n).model_options
-    assert model["conv_width"] > n + 1
-    assert n < 8 or model["d_model"] / model["heads"] >= max(32, 2 * n + 8)
-
-
 @pytest.mark.parametrize("length, easy, easier", [(16, True, True), (32, True, False),
                                                   (16, False, False)])
 def test_short_training_traces_of_words_move_fewer_points(length, easy, easier):
@@ -208,12 +199,10 @@ BAD_REQUESTS = [
     ("transpositions", lambda: WordTask(Group("A5"), "swap")),
     ("multiple of the spacing", lambda: data.try_stages(S5, [(8, 1), (9, 2)], 1)),
     ("are too many", lambda: data.try_stages(S5, [(8, 1), (256, 1)], 16_385)),
+    ("must lie in", lambda: data.number(0, 2, float)("nan")),
+    ("expected LENGTH:SPACING", lambda: data.stages("8:1:1")),
     *[("group|small", lambda name=name: Group(name)) for name in
-      ("W7", "s5", "S05", "A2", "S27", "S20xS7", "", "S5 ")],
-    *[("must lie in", lambda text=text: data.number(0, 2, float)(text)) for text in
-      ("nan", "inf", "-1")],
-    *[("expected LENGTH:SPACING", lambda text=text: data.stages(text)) for text in
-      ("8", "8:1,", "", "-8:1", "8:1:1", "1e3:1")]]
+      ("s5", "S05", "S27", "S20xS7", "S5 ")]]
 
 
 @pytest.mark.parametrize("rule, ask", BAD_REQUESTS)
