@@ -211,8 +211,6 @@ def test_the_command_prints_both_answers_beside_the_true_value(tmp_path, monkeyp
 
 def test_bad_input_is_told_in_one_line(refused, tmp_path, monkeypatch):
     refused(programs.main, [RUN, tmp_path / "missing.py"], "missing.py", "No such file")
-    refused(programs.main, [RUN], "FILE")
-
     # The model knows exchanges of two variables, and the program turns three.
     task = ReplTask(Group("S3"), "swap")
     monkeypatch.setattr(programs, "load_repl_run", lambda *_: ({}, task, None))
