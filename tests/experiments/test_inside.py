@@ -49,11 +49,6 @@ def test_the_head_that_keeps_and_moves_is_found(monkeypatch):
     assert tracking_heads(model, task) == [(3, 1)]
 
 
-@pytest.mark.parametrize("name, options", [("linrnn", {"beta_max": 1.0}), ("lstm", {})])
-def test_a_model_that_cannot_reflect_has_no_tracking_head(name, options):
-    assert tracking_heads(build(name, len(TASK.vocab), **options), TASK) == []
-
-
 def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():
     """S, computed from what the block of that entry hands to its scan, token after token. What is
     written can be read, in these heads and in no other, and the given state is left alone."""
