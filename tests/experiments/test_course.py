@@ -103,15 +103,6 @@ def test_an_answer_that_cannot_be_read_is_wrong(answer):
 
 # --- What does not --------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("trick", ["import os\nos._exit(0)\n", "raise SystemExit(0)\n"])
-def test_an_early_end_in_place_of_a_solution_gets_nothing(trick, tmp_path, checks):
-    """Another exercise gets its points, in a new process if the first has ended."""
-    submit(tmp_path, 1, "", "Group.compose = None\n" + trick)
-    submit(tmp_path, 3)
-    results = graded(tmp_path, checks, [1, 3])
-    assert (results[1]["score"], results[3]["score"]) == (0, 1)
-
-
 def test_the_process_is_not_told_what_is_expected(monkeypatch, tmp_path, checks):
     """Nor where the teacher's files are. It may run as a user who cannot read them."""
     seen = {}
@@ -129,30 +120,35 @@ def test_the_process_is_not_told_what_is_expected(monkeypatch, tmp_path, checks)
     assert seen["user"] == seen["group"] == "nobody" and seen["extra_groups"] == []
 
 
-def test_results_are_written_whatever_is_handed_in(tmp_path, capsys, monkeypatch):
-    """A file that never ends, one that cannot be read, a link to elsewhere, and one that is right.
-
-    They lie side by side, as uploads do.
-    """
-    (tmp_path / "data.py").write_text("import time\ntime.sleep(60)\n")
-    (tmp_path / "scan.py").write_text("def solve_unit_triangle(L_NCC, rhs:\n    return rhs\n")
+def test_results_are_written_whatever_is_handed_in(tmp_path, capsys):
+    """Side by side, as uploads lie: a file that ends the process, one that is right, a link to
+    elsewhere, and one that cannot be read."""
+    (tmp_path / "data.py").write_text("import os\nos._exit(0)\n")
+    (tmp_path / "scan.py").write_text((ROOT / "scan.py").read_text())
     (tmp_path / "eval.py").symlink_to(ROOT / "eval.py")
-    (tmp_path / "beliefs.py").write_text((ROOT / "experiments/beliefs.py").read_text())
+    (tmp_path / "beliefs.py").write_text("class PFSA:\n    def step(self, belief, symbol:\n")
     file = tmp_path / "results.json"
-    arguments = ["grade", str(tmp_path), "--json", str(file), "--only"]
-    monkeypatch.setattr(exercises, "SECONDS", 1)
-    assert exercises.main([*arguments, "1,3,7"]) == 1
-    assert "0 of 4 points" in capsys.readouterr().out
+    assert exercises.main(["grade", str(tmp_path), "--json", str(file), "--only", "1,3,7,8"]) == 1
+    assert "1 of 6 points" in capsys.readouterr().out
 
-    never_ends, unreadable, link = [
-        test["output"] for test in json.loads(file.read_text())["tests"]]
-    assert "not done after 1 seconds" in never_ends
-    assert "SyntaxError" in unreadable
+    results = json.loads(file.read_text())
+    assert results["score"] == 1
+    ends, right, link, unreadable = [test["output"] for test in results["tests"]]
+    assert "without an answer, with exit code 0" in ends
+    assert right == "all checks passed"
     assert link == "eval.py is missing"
+    assert "SyntaxError" in unreadable
 
-    monkeypatch.setattr(exercises, "SECONDS", 120)
-    assert exercises.main([*arguments, "8"]) == 0
-    assert json.loads(file.read_text())["score"] == 2
+
+@pytest.mark.parametrize("seconds, source, told", [
+    (1, "while True:\n    pass\n", "not done after 1 seconds"),
+    (120, "raise SystemExit(0)\n", "SystemExit")])
+def test_a_file_that_never_ends_or_ends_early_gets_nothing(
+        seconds, source, told, tmp_path, checks, monkeypatch):
+    monkeypatch.setattr(exercises, "SECONDS", seconds)
+    submit(tmp_path, 1, "", source)
+    result = graded(tmp_path, checks, [1])[1]
+    assert result["score"] == 0 and told in result["output"]
 
 
 # --- The students' copy ---------------------------------------------------------------------------
@@ -179,7 +175,8 @@ def test_the_copy_lacks_what_the_teacher_has_and_grades_without_it(tmp_path):
                               capture_output=True, env={**os.environ, "PYTHONPATH": ""})
 
     assert "1 Group.compose: 0/1\n    not done" in type_there("grade", "--only", "1").stdout
-    assert "1 Group.compose: 1/1" in type_there("grade", str(ROOT), "--only", "1").stdout
+    passed = type_there("grade", str(ROOT), "--only", "1")
+    assert passed.returncode == 0 and "1 Group.compose: 1/1" in passed.stdout
     refusal = type_there("mutants")
     assert refusal.returncode == 2 and "a file for teachers" in refusal.stderr
 
