@@ -6,7 +6,6 @@ runs the program file, and answers the session as an interactive interpreter.
 
 import ast
 import contextlib
-import importlib.util
 import io
 import runpy
 
@@ -46,13 +45,12 @@ def function(x, y, r):
 '''
 
 
-def module_of(source, path):
-    """The functions of a file with this source."""
+def function_of(source, path, name):
+    """A function of a file with this source."""
     path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    space = {}
+    exec(compile(source, path, "exec"), space)
+    return space[name]
 
 
 def random_block(rng, depth, inside):
@@ -87,7 +85,7 @@ def test_a_random_program_and_its_trace_return_the_same(tmp_path, seed):
     expression, recursion, lambdas, iterators, generators, constants of the file."""
     body = "\n".join(random_block(np.random.default_rng(seed), 3, False))
     source = f"{SOURCE}{body}\n    return x, y, [z,\n        r]\n"
-    function = module_of(source, tmp_path / "random_program.py").function
+    function = function_of(source, tmp_path / "random_program.py", "function")
     args = [3, 4, [1, 2]]
     text = trace(function, *args)
     assert args == [3, 4, [1, 2]]
@@ -101,10 +99,14 @@ def test_a_random_program_and_its_trace_return_the_same(tmp_path, seed):
 
 
 def test_a_trace_reads_as_in_the_header(tmp_path):
-    """The function stands there on the left, and its straight line on the right."""
+    """The function stands there on the left, and its straight line on the right. And a call has
+    variables of its own."""
     shown = programs.__doc__.splitlines()[4:9]
-    gcd = module_of("\n".join(line[4:34] for line in shown), tmp_path / "header.py").gcd
+    gcd = function_of("\n".join(line[4:34] for line in shown), tmp_path / "header.py", "gcd")
     assert trace(gcd, 12, 8).splitlines() == [line[34:] for line in shown]
+    factorial = function_of(f"{SOURCE}    return z\n", tmp_path / "calls.py", "factorial")
+    assert trace(factorial, 2).splitlines() == [
+        "n = 2", "factorial1_n = 1", "factorial1 = 1", "assert (n * factorial1) == 2"]
 
 
 # The body of a function of x, which is 0; the line that is refused, and a word of the refusal.
@@ -114,7 +116,7 @@ def test_a_trace_reads_as_in_the_header(tmp_path):
     ("return float('nan')", 0, "result"), ("return lambda: x", 0, "result")])
 def test_what_cannot_be_traced_is_refused_with_file_and_line(tmp_path, body, line, words):
     path = tmp_path / "bad.py"
-    function = module_of(f"def bad(x):\n    {body}\n", path).bad
+    function = function_of(f"def bad(x):\n    {body}\n", path, "bad")
     with pytest.raises(UserError) as refusal:
         trace(function, 0, steps=1000 if "Recursion" in words else 50)
     assert str(refusal.value).startswith(f"{path}:{1 + line}: ") and words in str(refusal.value)
