@@ -189,8 +189,7 @@ def test_the_permutation_is_read_off_the_head_that_holds_it_until_noise_has_bent
 
 # --- The head built by hand -----------------------------------------------------------------------
 
-@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 1e-3),
-                                          (torch.bfloat16, 1e-10)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.bfloat16, 1e-10)])
 def test_the_hand_built_head_errs_by_rounding_only(dtype, bound):
     """No variable is misread. Rounding to 8 bits is itself a correction: in bf16 1 - 2^-12 becomes
     1 after each exchange."""
