@@ -31,13 +31,9 @@ def test_an_impossible_reveal_and_a_table_of_old_by_new_are_refused():
 
 # --- The traces -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, commands, share, schedule", [
-    ("S3", "swap", 0.0, "random"), ("S3", "swap", 0.25, "adversarial"),
-    ("S5", "full", 0.25, "random"), ("A4xZ5", "full", 1.0, "random")])
-def test_a_real_interpreter_shows_an_uncertain_trace_if_its_coins_fall_as_recorded(
-        name, commands, share, schedule, monkeypatch):
-    task = CoinTask(Group(name), commands, share)
-    program = task.draw(3, 12, 3, np.random.default_rng(1), schedule)
+def check_in_python(task, program, monkeypatch):
+    """The lines of each trace, typed into Python, give the trace if the coins fall as recorded.
+    test_adversary has its own traces checked here, and by the enumeration below."""
     tokens, reveals = task.write_program(program)
     assert (tokens[reveals] == task.value_tokens[task.program_answers(program)].ravel()).all()
     for row, probability, executed in zip(tokens, program.probability, program.executed):
@@ -49,6 +45,16 @@ def test_a_real_interpreter_shows_an_uncertain_trace_if_its_coins_fall_as_record
         monkeypatch.setattr(random, "random", lambda: falls.pop(0))
         assert session(typed_lines(text)) == text
         assert not falls  # all coins were used
+
+
+@pytest.mark.parametrize("name, commands, share, schedule", [
+    ("S3", "swap", 0.0, "random"), ("S3", "swap", 0.25, "adversarial"),
+    ("S5", "full", 0.25, "random"), ("A4xZ5", "full", 1.0, "random")])
+def test_a_real_interpreter_shows_an_uncertain_trace_if_its_coins_fall_as_recorded(
+        name, commands, share, schedule, monkeypatch):
+    task = CoinTask(Group(name), commands, share)
+    program = task.draw(3, 12, 3, np.random.default_rng(1), schedule)
+    check_in_python(task, program, monkeypatch)
 
 
 def test_the_share_of_uncertain_commands_is_p_and_each_coin_falls_as_its_number_says():
@@ -89,34 +95,40 @@ def test_a_batch_carries_what_the_filter_predicts_and_only_a_test_knows_a_schedu
 
 # --- The filter of these traces -------------------------------------------------------------------
 
+def by_enumeration(task, program, b):
+    """Every way that the coins of trace b can fall, with its probability, in exact fractions.
+
+    -> the predictions at the reveals, n fractions each, and the probability of all reveals.
+    """
+    one = Program(*(part[b:b + 1].copy() for part in program))
+    truth = task.program_answers(one)[0]
+    coins = np.flatnonzero(one.probability[0] < 1)
+
+    # Of each reveal: the probability that it shows this value after all those before it.
+    mass = np.full((len(truth), task.group.degree), Fraction(0))
+    for falls in itertools.product([True, False], repeat=len(coins)):
+        one.executed[0, coins] = falls
+        weight = Fraction(1)
+        for fell, p in zip(falls, one.probability[0, coins].tolist()):
+            weight *= Fraction(p) if fell else 1 - Fraction(p)
+        answers = task.program_answers(one)[0]
+        for reveal, answer in enumerate(answers):
+            if (answers[:reveal] == truth[:reveal]).all():
+                mass[reveal, answer] += weight
+    return mass / mass.sum(1, keepdims=True), mass[-1, truth[-1]]
+
+
 @pytest.mark.parametrize("name, commands", [("S3", "full"), ("S4", "swap"), ("D4", "full")])
 def test_the_filter_is_the_enumeration_of_all_coins(name, commands):
-    """Every way in which the coins of a trace can fall, with its probability, in exact fractions.
-    They give the prediction at each reveal and the probability of all of them, to 1e-12."""
+    """Predictions at every reveal and the probability of all of them, to 1e-12."""
     task = CoinTask(Group(name), commands, 0.75)
     program = task.draw(3, 8, 2, np.random.default_rng(5))
     best = task.best_predictions(program)
     _, log_evidence = task.automaton.filter(task.symbols(program))
     for b in range(3):
-        one = Program(*(part[b:b + 1] for part in program))
-        truth = task.program_answers(one)[0]
-        coins = np.flatnonzero(one.probability[0] < 1)
-        # Of each reveal: the probability that it shows this value after all those before it.
-        mass = np.full(best[b].shape, Fraction(0))
-        for falls in itertools.product([True, False], repeat=len(coins)):
-            one.executed[0, coins] = falls
-            weight = Fraction(1)
-            for fell, p in zip(falls, one.probability[0, coins].tolist()):
-                weight *= Fraction(p) if fell else 1 - Fraction(p)
-            answers = task.program_answers(one)[0]
-            for reveal, answer in enumerate(answers):
-                if (answers[:reveal] == truth[:reveal]).all():
-                    mass[reveal, answer] += weight
-
-        predicted = mass / mass.sum(1, keepdims=True)
+        predicted, evidence = by_enumeration(task, program, b)
         assert np.abs(best[b] - predicted.astype(float)).max() < 1e-12
-        evidence = float(mass[-1, truth[-1]])
-        assert abs(np.exp(log_evidence[b].sum()) / evidence - 1) < 1e-12
+        assert abs(np.exp(log_evidence[b].sum()) / float(evidence) - 1) < 1e-12
 
 
 # --- Two linear representations -------------------------------------------------------------------
