@@ -8,8 +8,8 @@ from experiments import adversary, figures, records
 
 FADING = np.linspace(1, 0.2, 4)  # numbers that are right at their first point only
 
-FROM_RECORDS = ["tracking", "learning", "spacing", "ladder", "unseen", "snapping", "cycles", "sizes",
-                "told", "copying"]
+FROM_RECORDS = ["tracking", "learning", "spacing", "ladder", "unseen", "snapping", "cycles",
+                "sizes", "told", "copying"]
 FIGURES = {name: getattr(figures, name) for name in FROM_RECORDS} | {
     "beta": lambda: figures.beta(np.linspace(0, 2, 65).reshape(5, 13), list("01234")),
     "head": lambda: figures.head([2, 1.6, 1.3, 1], [FADING], [np.ones(4)], [1, 4, 16, 64], [FADING],
