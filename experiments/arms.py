@@ -13,28 +13,13 @@ own. A run ends with its curriculum, or when its tokens are spent. Six parts:
     ladder       words (one token a group element), read with ever freer transitions
     reflections  words read with R reflections a token, beside REPL traces read with one
 
-Finding (results/arms.jsonl, arms_eased.jsonl, ladder.jsonl). By the easy way in the linear RNN with
-beta <= 2 is through the curriculum of S5 after 2.9 to 3.4 million tokens, on 5 of 5 seeds, and has
-100.0% at (128,16). After 15 million no other arm is. beta <= 1 is right at (8,1) and loses track
-along (16,2). The Transformer passes (4,1) on 5 of 5 seeds, and reads 64 to 66% of (8,1). The LSTM
-passes (2,1) on 5 of 5, and reads 58 to 62% of (4,1). Without the easy way in the Transformer passes
-(2,1) on 3 of 5 seeds, and the LSTM on 0 of 5: what an arm learns depends on the commands that it is
-shown first. On words eigenvalues in [0, 1] lose even parity, a diagonal layer with -1 reads 92 to
-95% of the labels of S3, because it counts, and only four reflections a token learn A5, each on 3 of
-3 seeds. With more tokens two reflections learn it, too (2 of 2); S5 takes its four (4 of 5). The
-other cells of the part reflections have one seed or none.
-
-Of the changes one at a time (one seed, 5 million tokens) only depth helps all three. A Transformer
-of four layers has 83 to 84% of (8,1), one of two layers 54 to 55%; an LSTM of two layers 86 to 89%
-of (2,1), of one 76 to 78%; beta <= 1 with two layers 86% of (16,2), with one 77 to 80%. Rates that
-fall to 0 help beta <= 1 as much, and harm the two others. Larger batches, more width and more
-weight decay change less.
-
-A decay gate does not hurt, and does not replace the reflection. The gated delta rule, whose state
-decays a little at every token, is through the curriculum with beta <= 2 on S3 and on S5, on 3 of 3
-seeds each, and with beta <= 1 on neither after 4 million tokens. Rotations, a diagonal layer with
-complex eigenvalues of size 1, could hold Z5; of 1.5 million tokens they learn less of it than a
-diagonal layer that counts (53 to 75% of the labels at 64 tokens, against 92 to 93%).
+Finding, on full commands of S5. Only beta <= 2 is through the curriculum, on 5 of 5 seeds and after
+3 million tokens; after 15 million beta <= 1 loses track along 16 commands, the Transformer along 8
+(with four layers along 16), the LSTM along 4. What they learn depends on the commands that they are
+shown first, and of all changes only depth helps each of them. A decay gate does not hurt beta <= 2,
+and does not help beta <= 1.
+On words eigenvalues in [0, 1] lose even parity. A diagonal layer with -1 counts, and so reads most
+of S3. With as many reflections as the theory asks for, words of S3, S4, A5 and S5 are learned.
 
 Sources: Grazzi et al. 2025 (arXiv 2411.12537), theorem 1: parity needs a negative eigenvalue.
 Merrill et al. 2024 (arXiv 2404.08819), theorem 4.2: diagonal transitions, non-solvable groups.
@@ -390,6 +375,25 @@ def right(i):
     return text
 
 
+EQUAL_MINUTES = 3  # on one core; less than any arm of `eased` needs for its 15 million tokens
+
+
+def after_equal_minutes(entry, digits):
+    """What an entry of the curve said then: 1 the length of the stage, 2 the reveals right in %.
+
+    All tokens of a run count as equally long in time. A run that was over by then has its end.
+    """
+    def text(rows):
+        values = []
+        for row in rows:
+            tokens = row["tokens"] * EQUAL_MINUTES / row["minutes"]
+            before = [point for point in row["curve"] if point[0] <= tokens]
+            values.append(before[-1][entry] * (100 if entry == 2 else 1))
+        return span(values, digits)
+
+    return text
+
+
 def tokens_to_pass(rows):
     """Million tokens until the stage of the grid was passed, of the seeds that did."""
     return span([row["tokens"] / 1e6 for row in rows if row["finished"]], 2)
@@ -432,9 +436,18 @@ def show_main(rows):
 
 
 def show_eased(rows):
+    keys = ["arm", "change", "millions"]
     print_table("Full commands of S5 by the easy way in, which has six stages. Behind the name of "
                 "an arm stands\nwhat was changed, and the cap in million tokens",
-                ["arm", "change", "millions"], texts_of_arms(EASED_LENGTHS), rows)
+                keys, texts_of_arms(EASED_LENGTHS), rows)
+
+    rows = where(rows, {"millions": 15})
+    if not rows:
+        return
+    texts = {"length": after_equal_minutes(1, 0), "right": after_equal_minutes(2, 1)}
+    print_table(f"These runs in training after equal time, {EQUAL_MINUTES} minutes of one core, or "
+                "at their end if that is sooner:\nlength of the stage, reveals right in %",
+                keys, texts, rows)
 
 
 def show_rates(rows):
@@ -489,7 +502,7 @@ def traces(group, commands, arms, millions, seeds=3, **more):
 def words(group, commands, householders, seeds=3):
     """The cells of words of one group, each with the same cap in million tokens."""
     return grid(format=["word"], group=[group], commands=[commands], householders=householders,
-                millions=[4], seed=range(10, 10 + seeds))
+                millions=[7], seed=range(10, 10 + seeds))
 
 
 def rate_grid(optimizer, rates):
@@ -538,21 +551,21 @@ STUDIES = {
         *grid(arm=["diagonal, -1 to 1", "rotations", "2 reflections"], group=["Z5"],
               millions=[1.5], seed=range(3))]),
     "reflections": Study("reflections", plan_reflections, show_reflections, [
-        # As many as a word needs (S4 has three beside); then one fewer; then the rest of the table.
+        # As many reflections as a word needs; then one fewer; then the rest of the table.
         *words("S5", "full", [4], seeds=5),
         *words("A5", "full", [2]),
-        *words("S4", "full", [2, 3]),
-        *words("S5", "swap", [1]),
+        *words("S4", "full", [2]),
         *words("S3", "full", [2]),
+        *words("S5", "swap", [1]),
         *words("S5", "full", [3]),
         *words("A5", "full", [1]),
         *words("S4", "full", [1]),
         *words("S3", "full", [1]),
-        *words("A5", "full", [3, 4]),
-        *words("S4", "full", [4]),
         *words("S5", "full", [1, 2]),
-        *words("S5", "swap", [2, 3, 4]),
+        *words("A5", "full", [3, 4]),
+        *words("S4", "full", [3, 4]),
         *words("S3", "full", [3, 4]),
+        *words("S5", "swap", [2, 3, 4]),
         *grid(format=["repl"], group=["S3", "S4", "A5", "D6", "Z7"], commands=["full"],
               householders=[1], seed=[0, 1])])}
 

@@ -27,8 +27,8 @@ ORANGE, PINK, GREY = "#E69F00", "#CC79A7", "#666666"
 # The name of an arm in every figure, and its colour.
 NAMES = {"linrnn": "linear RNN, β ≤ 2", "linrnn-beta1": "linear RNN, β ≤ 1",
          "transformer": "Transformer", "lstm": "LSTM", "lstm-bare": "LSTM, no local block",
-         "hybrid": "hybrid"}
-COLOURS = dict(zip(NAMES, [BLUE, SKY, RED, GREEN, ORANGE, PINK]))
+         "hybrid": "hybrid", "transformer-4": "Transformer, 4 layers"}
+COLOURS = dict(zip(NAMES, [BLUE, SKY, RED, GREEN, ORANGE, PINK, "black"]))
 LENGTH_MARKS = [(64, "o", BLUE), (128, "x", ORANGE), (256, "+", RED)]
 
 
@@ -101,22 +101,26 @@ def at(row, length):
 # --- The arms -------------------------------------------------------------------------------------
 
 def main_rows():
-    """The runs of the four arms on full S5, without the one LSTM that was given more tokens."""
-    rows = records("arms_eased", change="", millions=15)
-    return [row for row in rows if row["arm"] in arms.RATES]
+    """The runs of each arm on full S5, and of the Transformer with twice its layers."""
+    rows = {}
+    for arm in ("linrnn", "linrnn-beta1", "lstm", "transformer"):
+        rows[arm] = records("arms_eased", arm=arm, change="", millions=15)
+    rows["transformer-4"] = records("arms_eased", arm="transformer", change="more layers",
+                                    millions=15)
+    return rows
 
 
 def tracking():
     """Accuracy by the commands read, in traces of (16,2) on the left and of (128,16) on the right.
     """
     rows = main_rows()
-    solved = count(arms.where(rows, {"arm": "linrnn"}), lambda row: at(row, 128)["all"] > 0.99)
+    solved = count(rows["linrnn"], lambda row: at(row, 128)["all"] > 0.99)
     figure, ((left, right),) = canvas("With β ≤ 2 the linear RNN tracks S5 to 128 commands "
                                       f"({solved} seeds);\nno other arm does, with over four "
                                       "times the tokens", 1, 2, (9, 3.9), sharey=True)
     found = {16: {}, 128: {}}
-    for length, arm in itertools.product(found, arms.RATES):
-        shares = [at(row, length)["by_position"] for row in arms.where(rows, {"arm": arm})]
+    for length, arm in itertools.product(found, rows):
+        shares = [at(row, length)["by_position"] for row in rows[arm]]
         reads = range(length // 8, length + 1, length // 8)
         found[length][NAMES[arm]] = reads, shares, COLOURS[arm]
 
@@ -132,9 +136,12 @@ def tracking():
 def learning():
     """Reveals right in training, against the tokens read."""
     title = "All runs leave chance; only those with β ≤ 2 get past the stage (16,2)"
-    figure, panels = canvas(title, 2, 2, (9, 5.4), sharex=True, sharey=True)
-    for axes, arm in zip(panels.flat, arms.RATES):
-        for row in arms.where(main_rows(), {"arm": arm}):
+    figure, panels = canvas(title, 2, 3, (9.5, 5.4), sharex=True, sharey=True)
+    rows = main_rows()
+    panels[1, 2].set_visible(False)
+    panels[0, 2].tick_params(labelbottom=True)  # no panel below it has the numbers
+    for axes, arm in zip(panels.flat, rows):
+        for row in rows[arm]:
             tokens, lengths, shares = np.transpose(row["curve"])
             begins = np.flatnonzero(np.diff(lengths)) + 1
             axes.plot(tokens / 1e6, shares, color=COLOURS[arm], linewidth=0.7)
@@ -340,6 +347,7 @@ def cycles():
         lines.update(zip(names, handles))
 
     panels[1, 2].set_visible(False)
+    panels[0, 2].tick_params(labelbottom=True)  # no panel below it has the numbers
     for axes in panels[:, 0]:
         axes.set_ylabel("KL(filter, model) in nats")
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False)

@@ -172,6 +172,10 @@ TABLE["experiments/snap.py"] = [
     ("a trace is snapped at its own places", "torch.where(rows, self.image.correct(held), held)",
      "self.image.correct(held)"),
     ("pieces do not matter", "window[:, -2:], count[:, -1]]", "window[:, -2:], 0 * count[:, -1]]"),
+    ("the first word has none ahead of it", "settled = window[:, 1:-1] >= 0",
+     "settled = window[:, 1:-1] >= -1"),
+    ("other heads rest at their mean", "torch.where(rows, resting, ",
+     "torch.where(rows, 0 * resting, "),
 ]
 TABLE["experiments/unseen.py"] = [
     ("a test shows no seen command", "self.batch_of(self.unseen,", "self.batch_of(self.seen,"),

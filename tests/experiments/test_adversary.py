@@ -187,10 +187,16 @@ def test_the_finding_says_what_is_recorded():
     assert sum(kl <= KEPT for kl in at(64, "lstm", new, **half)) == 4
     assert sum(kl <= KEPT for kl in at(64, "lstm", new, repetitions="honest", cycles=32)) == 5
     assert sum(kl <= KEPT for kl in at(256, "linrnn", new, **half)) == 2
-    for values in (honest, at(64, "linrnn", new, **forced), at(32, "linrnn", new, **half),
-                   at(64, "linrnn", new, **half), at(256, "linrnn", new, **half),
-                   at(64, "gated", new, **half), at(256, "gated", new, **half),
-                   at(64, "lstm", new, **half),
+    assert sum(kl <= KEPT for kl in at(64, "linrnn-beta1", new, **half)) == 3
+    assert sum(kl <= KEPT for kl in at(64, "transformer", new, **half)) == 0
+    few = []
+    for arm in ("linrnn-1-head", "linrnn-2-heads", "linrnn-3-heads"):
+        few += at(64, arm, new, **half)
+    six = at(64, "linrnn-6-heads", new, **half)
+    assert sum(kl <= KEPT for kl in few) == 9 and sum(kl <= KEPT for kl in six) == 2
+    for values in (honest, at(64, "linrnn", new, **forced), at(64, "linrnn", new, **half),
+                   at(256, "linrnn", new, **half), at(64, "linrnn-beta1", new, **half), few, six,
+                   at(64, "lstm", new, **half), at(64, "transformer", new, **half),
                    at(64, "lstm", new, repetitions="honest", cycles=32)):
-        assert len(values) in (3, 5, 20)
+        assert len(values) in (3, 5, 9, 20)
         assert spread(values) in adversary.__doc__, spread(values)
