@@ -20,9 +20,9 @@ far as training went, and on none of three to 64 (0.056-0.106). On random reveal
 closest to the filter.
 
 Not trained: half of each with longest runs other than 32, and most arms on honest and forced ones
-of 32 cycles. --run makes these cells. A linear map reads the number of the cycle off the state of
-a linear RNN that was never trained (--control). So that is no evidence of counting, and what the
-trained state holds is open.
+of 32 cycles. --run makes these cells. Nor were heads counted against the six pairs of S4. A linear
+map reads the number of the cycle off the state of a linear RNN that was never trained (--control).
+So that is no evidence of counting, and what the trained state holds is open.
 
     python -m experiments.adversary             # the table, from results/adversary.jsonl
     python -m experiments.adversary --run 1     # makes the next missing cell (5 to 15 minutes)

@@ -19,7 +19,8 @@ Finding, on full commands of S5. Only beta <= 2 is through the curriculum, on 5 
 shown first, and of all changes only depth helps each of them. A decay gate does not hurt beta <= 2,
 and does not help beta <= 1.
 On words eigenvalues in [0, 1] lose even parity. A diagonal layer with -1 counts, and so reads most
-of S3. With as many reflections as the theory asks for, words of S3, S4, A5 and S5 are learned.
+of S3. With as many reflections as the theory asks for, words of S3, A5 and S5 are learned on all
+seeds, words of S4 on two of three. The table of fewer and of more reflections has one seed a cell.
 
 Sources: Grazzi et al. 2025 (arXiv 2411.12537), theorem 1: parity needs a negative eigenvalue.
 Merrill et al. 2024 (arXiv 2404.08819), theorem 4.2: diagonal transitions, non-solvable groups.

@@ -293,12 +293,15 @@ class LinearImage:
     """Equation (1), fitted by least squares, in float64, to states of these heads.
 
     Shapes: states [..., heads, K, V], a tensor; perms [..., n], an array.
-    Attributes: sizes, the lengths of the directions.
+    signed: also fit the sign of the permutation, which is not linear in P. Of words a head may hold
+        it beside those that hold P.
+    Attributes: sizes, the lengths of the directions; explained, of each head the share of the
+        spread of its states that is in the image.
     """
 
-    def __init__(self, heads, states, perms):
-        self.heads, self.n = heads, perms.shape[-1]
-        X = F.one_hot(torch.from_numpy(perms), self.n).flatten(-2).flatten(0, -2).double()
+    def __init__(self, heads, states, perms, signed=False):
+        self.heads, self.n, self.signed = heads, perms.shape[-1], signed
+        X = self.numbers(torch.from_numpy(perms)).flatten(0, -2)
         Y = states.flatten(-3).flatten(0, -2).cpu().double()
         average, mean = X.mean(0), Y.mean(0)  # average: 1/n, where the points are moved uniformly
 
@@ -307,14 +310,25 @@ class LinearImage:
         sizes = torch.linalg.svdvals(B)
         self.sizes = sizes[sizes > SHORTEST * sizes[0]]
 
+        left = (Y - mean - (X - average) @ B).unflatten(1, (len(heads), -1))
+        spread = (Y - mean).unflatten(1, (len(heads), -1))
+        self.explained = 1 - left.square().sum((0, 2)) / spread.square().sum((0, 2))
+
         # Back to the dtype first: the GPUs of Apple have no float64.
         self.average, self.mean, self.B, self.inverse = [
             part.to(states.dtype).to(states.device) for part in (average, mean, B, inverse)]
 
+    def numbers(self, perms):
+        """What S is linear in: [..., n] -> [..., n n], or with the sign one more."""
+        P = F.one_hot(perms, self.n).double()
+        if not self.signed:
+            return P.flatten(-2)
+        return torch.cat([P.flatten(-2), torch.linalg.det(P).round().unsqueeze(-1)], -1)
+
     def read(self, states):
         """(S - mean) B^+, plus 1/n: [..., heads, K, V] -> P [..., n, n]."""
-        P = (states.flatten(-3) - self.mean) @ self.inverse + self.average
-        return P.unflatten(-1, (self.n, self.n))
+        numbers = (states.flatten(-3) - self.mean) @ self.inverse + self.average
+        return numbers[..., :self.n**2].unflatten(-1, (self.n, self.n))
 
     def correct(self, states):
         """The image of the nearest permutation, in place of each state: (1) without its noise.
@@ -322,8 +336,8 @@ class LinearImage:
         Shapes: states [..., heads, K, V] -> the same.
         """
         perms = nearest(self.read(states))
-        P = F.one_hot(perms, self.n).flatten(-2).to(states)
-        return (self.mean + (P - self.average) @ self.B).view_as(states)
+        numbers = self.numbers(perms.cpu()).to(states)
+        return (self.mean + (numbers - self.average) @ self.B).view_as(states)
 
 
 def read_off(model, task, heads, lengths, traces=64):

@@ -163,8 +163,8 @@ TABLE["experiments/beliefs.py"] = [
     ("pairs compose from left to right", "M2_KK @ M1_KV,", "M1_KV @ M2_KK,"),
 ]
 TABLE["experiments/inside.py"] = [
-    ("a corrected state is written as it was read, not transposed", "P = F.one_hot(perms, self.n)",
-     "P = F.one_hot(perms, self.n).mT"),
+    ("row i of P shows what the variable i holds", "P = F.one_hot(perms, self.n).double()",
+     "P = F.one_hot(perms, self.n).double().mT"),
     ("the mean is no part of P", "(states.flatten(-3) - self.mean) @", "states.flatten(-3) @"),
     ("a value is taken once", "left[each, :, j] = -torch.inf", "pass"),
 ]
@@ -174,6 +174,8 @@ TABLE["experiments/snap.py"] = [
     ("pieces do not matter", "window[:, -2:], count[:, -1]]", "window[:, -2:], 0 * count[:, -1]]"),
     ("the first word has none ahead of it", "settled = window[:, 1:-1] >= 0",
      "settled = window[:, 1:-1] >= -1"),
+    ("the sign is not linear in P", "signed = isinstance(task, WordTask)", "signed = False"),
+    ("a head may move what is no permutation", "if kept and len(kept) < len(heads):", "if False:"),
     ("other heads rest at their mean", "torch.where(rows, resting, ",
      "torch.where(rows, 0 * resting, "),
 ]

@@ -134,7 +134,9 @@ def test_what_the_records_say_of_the_recipe_is_so():
     steps = [run["steps"] for run in of_full_commands("s5")]
     stored = accuracy(of_full_commands("s5"), 256)
     default = accuracy(of_full_commands("default"), 256)
-    longer, unweighted, few, many = records("recipe")
+    longer, unweighted, few, many, *layered = records("recipe")
+    layered_steps = [run["steps"] for run in layered]
+    exact = accuracy(layered, 256)
     for said in (
             f"{min(steps)} to {max(steps)} short steps",
             f"took {longer['steps']} long ones",
@@ -144,8 +146,11 @@ def test_what_the_records_say_of_the_recipe_is_so():
             f"{unweighted['results'][2]['all']:.1%} at (256,32)",
             f"{many['steps']} steps with 256 words",
             f"{few['steps']:,} steps with 64",
-            f"{few['results'][0]['all']:.1%} of the labels"):
+            f"{few['results'][0]['all']:.1%} of the labels",
+            f"learn S5 in {min(layered_steps)} to {max(layered_steps)} steps",
+            f"and {min(exact):.1f} to {max(exact):.1f}% at (256,32)"):
         assert said in text, said
+    assert min(accuracy(layered, 128)) == 100
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -13,7 +13,7 @@ from eval import evaluate
 from experiments import snap
 from experiments.inside import (LinearImage, collect_states, load_repl_run, read_heads,
                                 write_heads)
-from experiments.snap import (Snapped, Untracked, compare, extract, find_states, main,
+from experiments.snap import (Snapped, Untracked, compare, extract, find_states, fit_image, main,
                               resting_heads)
 from models import build
 
@@ -87,6 +87,23 @@ def test_a_snapped_stream_is_that_of_the_model_put_back_where_it_is_due(kind):
     own = model.stream(tokens)[0]
     assert (own - expected).abs().max() > 1e-3
     assert torch.equal(Snapped(model, task, image, 1000, rest).stream(tokens)[0], own)
+
+
+def test_of_words_the_sign_belongs_to_the_image_and_a_head_without_a_permutation_does_not(
+        monkeypatch):
+    """Head 0 holds P, head 1 the sign, a little bent; head 2, said to track, holds noise."""
+    rng = generator(0, "valid")
+    perms = Group("S4").draw((80, 16), rng)
+    P = np.eye(4)[perms]
+    held = np.stack([P, np.zeros_like(P), 30 * rng.standard_normal(P.shape)], 2)
+    held[:, :, 1, 0, 0] = np.linalg.det(P)
+    held[:, :, :2] += 0.01 * rng.standard_normal(held[:, :, :2].shape)
+    held = torch.from_numpy(held)
+    monkeypatch.setattr(snap, "collect_states", lambda *_: (held, perms))
+    image, _ = fit_image(None, WordTask(Group("S4")), [(0, 0), (0, 1), (0, 2)])
+    assert image.heads == [(0, 0), (0, 1)] and len(image.sizes) == 9 + 1
+    assert (image.correct(held[:, :, :2])[:, :, 0] - torch.from_numpy(P)).abs().max() < 0.01
+    assert (image.correct(held[:, :, :2])[:, :, 1] - held[:, :, 1]).abs().max() < 0.1
 
 
 def test_the_other_heads_rest_at_the_mean_of_what_they_hold():
