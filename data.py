@@ -350,6 +350,8 @@ def rule_for(n):
                  2n + 8 of them, in steps of 8, and at least 32.
     lr           falls as 1 / n above five variables, and that of the matrices as 1 / sqrt n: a wide
                  convolution adds up many terms.
+    last_steps   smaller rates need more steps. With 150 a model is right, but imprecise, and loses
+                 long traces by drift.
     reveals      n // 4 in a row: a trace then tells more of its state.
     sparse       single commands that leave most variables alone are learned sooner. Later stages
                  rehearse them, in one trace of sixteen.
@@ -362,6 +364,8 @@ def rule_for(n):
     # S5 is where the rates were found.
     fall = min(1.0, 5 / n)
     recipe_options = {"lr": 4e-3 * fall, "matrix_lr": 0.02 * fall**0.5}
+    if n > 7:
+        recipe_options["last_steps"] = 300
     return SizeRule(model_options, recipe_options, max(1, n // 4), n > 7)
 
 

@@ -278,8 +278,8 @@ def snapping():
             long.append(row)
     whole = count(arms.where(long, {"interval": 1}), lambda row: at(row, 8192)["all"] == 1)
     figure, (panels,) = canvas("Put back on its permutation after each command, the state of S5 "
-                               f"lasts 8,192 commands\n({whole} seeds); with more variables the "
-                               "next snap must come sooner", 1, 2, (9.5, 4.2), sharey=True)
+                               f"lasts 8,192 commands\n({whole} seeds); up to 26 variables one "
+                               "snap in 64 commands suffices", 1, 2, (9.5, 4.2), sharey=True)
 
     found = {}
     for name, interval, colour in [("alone", 0, BLUE), ("put back", 1, RED)]:

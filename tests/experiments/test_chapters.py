@@ -220,14 +220,16 @@ def test_each_row_of_words_is_what_the_records_say():
 def test_each_row_of_more_variables_is_what_the_records_say():
     """The last column counts, on the worst seed, the traces of 8,192 commands that are right to the
     end if the state is put back after each."""
-    rows = [row for row in cells(README, 8) if re.fullmatch(r"S\d+", row[0])]
+    rows = [row for row in cells(README, 9) if re.fullmatch(r"S\d+", row[0])]
     assert [row[0] for row in rows] == ["S8", "S12", "S16", "S20", "S26"]
-    for group, states, told, minutes, *shares, snapped in rows:
+    for group, states, told, minutes, *shares, certified, snapped in rows:
         runs = records("scale", group=group, commands="full", without="none", model="linrnn")
         assert float(states.replace(",", "")) == pytest.approx(factorial(int(group[1:])), rel=0.05)
         assert told == solved(runs) and len({run["seed"] for run in runs}) == len(runs)
         assert minutes == span([run["minutes"] * run["threads"] for run in runs])
         assert shares == [span(accuracy(runs, length)) for length in (64, 128, 256)]
+        certificates = records("unseen", kind="certificate", group=group, commands="full", depth=16)
+        assert certified == span([row["passed"] for row in certificates if "without" not in row], 0)
         perfect = []
         for run in records("snap"):
             last = run["results"][-1]

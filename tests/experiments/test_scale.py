@@ -18,10 +18,13 @@ from models import LinRNN
 
 @pytest.mark.parametrize("part, changed", [
     ("none", {}), ("rate", {"rate"}), ("reveals", {"reveals"}), ("exchanges", {"exchanges"}),
-    ("rehearsal", {"rehearsal"}), ("all", {"rate", "reveals", "exchanges", "rehearsal", "heads"})])
+    ("last steps", {"last steps"}), ("rehearsal", {"rehearsal", "last steps"}),
+    ("all", {"rate", "reveals", "exchanges", "rehearsal", "heads", "last steps"})])
 def test_an_arm_lacks_the_part_that_it_names_and_nothing_else(part, changed):
     whole, task = make_task(Arm("S12")), make_task(Arm("S12", without=part))
-    same = {"rate": task.recipe_options == whole.recipe_options,
+    options, rule = task.recipe_options, whole.recipe_options
+    same = {"rate": options.get("lr") == rule["lr"],
+            "last steps": options.get("last_steps") == rule["last_steps"],
             "reveals": task.rule.reveals_in_a_row == whole.rule.reveals_in_a_row,
             "exchanges": task.sparse == whole.sparse,
             "rehearsal": task.rule.sparse_commands == whole.rule.sparse_commands,
@@ -70,11 +73,11 @@ def test_the_sentences_about_the_records_are_true():
     rule = [arm for arm in ARMS if arm.without == "none" and arm.model == "linrnn"]
     full = {arm.group: scale.records_of(arm) for arm in rule if arm.commands == "full"}
     solved = {name: sum(map(scale.is_solved, rows)) for name, rows in full.items()}
-    assert solved == {"S3": 3, "S5": 3, "S8": 3, "S12": 2, "S16": 1, "S20": 1, "S26": 0}
-    assert 0.9965 < min(scale.right_at(row, 64) for rows in full.values() for row in rows)
+    assert solved == {"S3": 3, "S5": 3, "S8": 3, "S12": 3, "S16": 1, "S20": 2, "S26": 2}
+    assert 0.999 <= min(scale.right_at(row, 64) for rows in full.values() for row in rows)
 
     tokens = {name: np.mean([row["tokens"] for row in rows]) for name, rows in full.items()}
-    assert round(tokens["S26"] / tokens["S5"], 1) == 11.6
+    assert round(tokens["S26"] / tokens["S5"], 1) == 14.0
 
     def waits(without):
         return [scale.wait(row) for row in scale.records_of(Arm("S12", without=without))]
