@@ -302,7 +302,7 @@ def snapping():
     panels[1].legend(frameon=False, loc="lower left")
     panels[1].set(xlabel="commands from snap to snap",
                   ylabel="traces of 2,048 commands without an error")
-    ticks_at(panels[1], [4, 16, 64, 192, 384])
+    ticks_at(panels[1], [8, 16, 64, 192, 384])
     return figure
 
 
@@ -381,7 +381,7 @@ def sizes():
 
     panels[0].set(yscale="log", ylabel="million tokens until the curriculum is through",
                   xlabel="variables, n:   o  full commands,   x  swaps")
-    panels[0].set_yticks([2, 5, 10, 20], ["2", "5", "10", "20"])
+    panels[0].set_yticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
     panels[1].plot(range(3, 27), [1 / n for n in range(3, 27)], "--", color=GREY, linewidth=0.9)
     panels[1].set(ylim=(0, 1.03), ylabel="reveals right, full commands",
                   xlabel="n:   o  64,   x  128,   +  256 commands;   dashed: chance")

@@ -1,21 +1,21 @@
 """What must grow with the number of variables?  One rule for any n <= 26, and runs without a part.
 
     python -m experiments.scale                     the tables, from the records
-    python -m experiments.scale --run --group S12   trains what is missing: 0.5 to 30 minutes a run
+    python -m experiments.scale --run --group S12   trains what is missing: 0.5 to 40 minutes a run
     python -m experiments.scale --plan --layers 18 --d-model 512      what would that cost?
     python -m experiments.scale --rounded experiments/results/models/linrnn-S5-seed0
                                                     does it track with q, k and v in bfloat16?
 
 The 2n slots and 2n reflections of scan.py do not depend on the order of the group. What grows is
 the wait for the first stage, (2,1). Against it stands data.rule_for(n): a wider model, smaller
-rates, reveals in a row, and first commands made of a few exchanges, which leave many variables in
-place. A run is *solved* if at least 99.5% of the reveals are right at (128,16).
+rates for more steps, reveals in a row, and first commands made of a few exchanges, which leave many
+variables in place. A run is *solved* if at least 99.5% of the reveals are right at (128,16).
 
 Finding (results/scale.jsonl). S26 has 10^24 times the states of S5 and takes 14.0 times its tokens;
 all runs have at least 99.9% of the reveals at (64,8). At (128,16), twice the length of training,
-all are solved but one of the two of S16. Without the exchanges S12 waits more than three
-times as long at (2,1), without the reveals in a row twice as long, since a command that moves all
-variables says nothing until both the look-up and the move are right.
+all are solved but one of the two of S16. Without the exchanges S12 waits more than three times as
+long at (2,1), without the reveals in a row twice as long, since a command that moves all variables
+says nothing until both the look-up and the move are right.
 
 The stages behind the first ones rehearse the exchanges, in one trace of sixteen. Without that S26
 forgets them: on two seeds no state of 256 passes the certificate of unseen.py. With it, and with a
@@ -307,8 +307,8 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m experiments.scale",
                                      description=__doc__.split("\n")[0])
     parts = parser.add_mutually_exclusive_group()
-    parts.add_argument("--run", action="store_true", help="first train what is missing: 0.5 to 30 "
-                       "minutes a run, two hours in all on one core")
+    parts.add_argument("--run", action="store_true", help="first train what is missing: 0.5 to 40 "
+                       "minutes a run, four hours in all on one core")
     parts.add_argument("--plan", action="store_true",
                        help="what would a training of these sizes cost?")
     parts.add_argument("--rounded", metavar="RUN",
