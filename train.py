@@ -652,19 +652,23 @@ def main(argv=None):
         except FloatingPointError as error:
             parser.error(f"{error}; the checkpoint in {folder} is the last good one: try smaller "
                          "--lr, --matrix-lr")
-    if not first:
-        return
+    if first:
+        results = evaluate_and_print(model, task, lengths, args.traces)
 
-    results = evaluate_and_print(model, task, lengths, args.traces)
-
-    # All that a table of results needs to know of this run, in one file.
-    command = shlex.join(["python", "train.py", *(sys.argv[1:] if argv is None else argv)])
-    result = {"command": command, "seed": args.seed, "steps": log[-1]["step"],
-              "stage_reached": log[-1]["stage"] + 1, "stages": len(recipe.curriculum),
-              "parameters": sum(weight.numel() for weight in model.parameters()),
-              "minutes": round(log[-1]["seconds"] / 60, 3), "device": device,
-              "threads": torch.get_num_threads(), "torch": torch.__version__, "results": results}
-    replace_file(folder / "result.json", json.dumps(result).encode())
+        # All that a table of results needs to know of this run, in one file.
+        command = shlex.join(["python", "train.py", *(sys.argv[1:] if argv is None else argv)])
+        result = {"command": command, "seed": args.seed, "steps": log[-1]["step"],
+                  "stage_reached": log[-1]["stage"] + 1, "stages": len(recipe.curriculum),
+                  "parameters": sum(weight.numel() for weight in model.parameters()),
+                  "minutes": round(log[-1]["seconds"] / 60, 3), "device": device,
+                  "threads": torch.get_num_threads(), "torch": torch.__version__,
+                  "results": results}
+        replace_file(folder / "result.json", json.dumps(result).encode())
+    if torch.distributed.is_initialized():
+        # gloo's threads let go of the last gradients some milliseconds late, and need Python for
+        # it: they abort a process whose Python is ending. _exit leaves without that ending.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":
