@@ -41,6 +41,7 @@ MAX_VARIABLES = 26  # their names are the letters a to z
 MAX_ENUMERATED = 1_000_000  # elements that .elements is willing to list (S9 fits, S10 does not)
 MAX_CHECKED = 200  # elements of a family that are tested for being a group
 MAX_ROTATIONS = 60  # elements of A5, the largest group of rotations of a solid
+FEW_WORDS = 24  # elements of S4: with so few, a model would leave short words too soon
 EASY_LENGTH = 16  # words of a training trace, up to which easy words are commoner
 MAX_COMMANDS = 2**22  # in all traces that are drawn at once: S5 then fills some gigabytes
 
@@ -599,14 +600,17 @@ class WordTask:
     # words of S5 needs keys of its own, so the model is wide.
     model_options = {"conv_width": 1, "beta_start": 0.9, "d_model": 128, "heads": 8}
     # Short traces teach the words, and a step of them holds many (level). One batch with 80% of the
-    # labels ends a stage. Left at 50%, the words of S3 and S4 would never be learned. Traces of 128
-    # words are not waited for: constant rates keep their accuracy down. So their stage, the last
-    # one, is long, and its rates fall to 0 (average=False).
+    # labels ends a stage. Traces of 128 words are not waited for: constant rates keep their
+    # accuracy down. So their stage, the last one, is long, and its rates fall to 0 (average=False).
     recipe_options = {
         "curriculum": [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (128, 1)],
         "batch": 4, "level": True, "advance": 0.8, "streak": 1, "max_steps": 8000,
         "last_steps": 5000, "average": False, "optimizer": "adamw", "lr": 3e-3,
         "matrix_lr": 3e-3}
+    # The few words of S3 and S4 are half known after some dozen steps. A model that went on then
+    # would forget them at 128 words, or would track a quotient only (S3 is one of S4). So it stays
+    # with short words for longer, and takes smaller steps.
+    few_words_options = {"advance": 0.9, "streak": 10, "lr": 2e-3, "matrix_lr": 2e-3}
     test_lengths = [(64, 1), (128, 1), (256, 1), (512, 1)]
     check = staticmethod(check_spacing)
 
@@ -615,6 +619,8 @@ class WordTask:
         self.group = group
         self.commands = commands
         self.easy = group.order > MAX_ROTATIONS if easy is None else easy
+        if group.order <= FEW_WORDS:
+            self.recipe_options = self.recipe_options | self.few_words_options
         self.chance = 1 / group.order
         self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
         if commands == "swap":

@@ -161,6 +161,13 @@ def test_short_training_traces_of_words_move_fewer_points(length, easy, easier):
     assert abs(moved[1] - of_all.mean()) < 0.03
 
 
+@pytest.mark.parametrize("group, streak", [("S3", 10), ("S4", 10), ("A5", 1), ("S5", 1)])
+def test_few_words_are_left_later(group, streak):
+    """By the task's own recipe, which the tasks of other groups do not share."""
+    assert WordTask(Group(group)).recipe_options["streak"] == streak
+    assert WordTask.recipe_options["streak"] == 1
+
+
 @pytest.mark.parametrize("commands", data.COMMANDS)
 def test_words_are_labelled_with_the_running_product(commands):
     """Label t = compose(label t-1, token t), from the identity; each S-th label counts."""
