@@ -42,7 +42,7 @@ MAX_ENUMERATED = 1_000_000  # elements that .elements is willing to list (S9 fit
 MAX_CHECKED = 200  # elements of a family that are tested for being a group
 MAX_ROTATIONS = 60  # elements of A5, the largest group of rotations of a solid
 FEW_WORDS = 24  # elements of S4: with so few, a model would leave short words too soon
-EASY_LENGTH = 16  # words of a training trace, up to which easy words are commoner
+EASY_LENGTH = 16  # training traces of at most so many words show easy words more often
 MAX_COMMANDS = 2**22  # in all traces that are drawn at once: S5 then fills some gigabytes
 
 
@@ -53,7 +53,7 @@ class UserError(ValueError):
 # --- 1. Groups ------------------------------------------------------------------------------------
 
 def draw_symmetric(n, shape, rng):
-    """Uniform permutations: [*shape, n]. The order of n random numbers is one."""
+    """Uniform permutations: [*shape, n]. They are the sorting orders of random numbers."""
     return rng.random((*shape, n)).argsort(-1)
 
 
@@ -139,7 +139,7 @@ def check_family(family, name, n):
     """
     order = family.order(n)
     if order > MAX_CHECKED:
-        return  # trusted
+        return
 
     # As many different elements as there should be, and each a permutation?
     elements = list_family(family, n)
@@ -249,7 +249,7 @@ class Group:
         return self.index(product)
 
     def shortest_words(self, alphabet):
-        """Of commands, one for each element that they reach: {number: list of commands}."""
+        """The fewest commands that lead to each element: {its number: a list of commands}."""
         numbers = self.index(alphabet)
         words = {0: []}
         frontier = [0]
@@ -410,8 +410,9 @@ class ReplTask:
     A token is a symbol of a small lossless lexer; a comma belongs to the name after it. A trace has
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
 
-    sparse: whether training shows sparse commands where each command has a reveal, if the commands
-        are those of S<n>; None: as rule_for(n) says.
+    sparse: whether training shows sparse commands where each command has a reveal; None: as
+        rule_for(n) says. The commands of other groups than S<n> are never sparse. With eight
+        variables or more, later stages rehearse sparse commands in any case.
 
     Raises: UserError if the commands are swaps and the group has none.
     """
@@ -444,9 +445,9 @@ class ReplTask:
         self._comma_name = np.array([self._id[name] for name in comma_names])
         self.value_tokens = np.array([self._id[value] for value in values])
 
-        longest_first = sorted(self.vocab, key=len, reverse=True)
         # Of two symbols that fit at one place the lexer must take the longer: print(' is not the
         # variable p, and 12 is not a 1.
+        longest_first = sorted(self.vocab, key=len, reverse=True)
         self._lexer = re.compile("|".join(map(re.escape, longest_first)))
 
     check = staticmethod(check_spacing)
@@ -615,13 +616,12 @@ class WordTask:
     check = staticmethod(check_spacing)
 
     def __init__(self, group, commands="full", easy=None):
-        # Of the words, and so of the answers, all are equally likely.
         self.group = group
         self.commands = commands
         self.easy = group.order > MAX_ROTATIONS if easy is None else easy
         if group.order <= FEW_WORDS:
             self.recipe_options = self.recipe_options | self.few_words_options
-        self.chance = 1 / group.order
+        self.chance = 1 / group.order  # all words are equally likely, and so are all answers
         self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
         if commands == "swap":
             group.transpositions  # refuses a group without them here
@@ -696,10 +696,11 @@ def number(low, high=10**8, kind=int):
 
 def stages(text):
     """A type for argparse: '8:1,16:2' -> [(8, 1), (16, 2)], pairs of a length and a spacing."""
+    # int() would also take ' 8', '+8' and '8_0'. So a regular expression reads the text first.
     if not re.fullmatch(r"\d{1,9}:\d{1,9}(,\d{1,9}:\d{1,9})*", text):
         raise argparse.ArgumentTypeError(f"expected LENGTH:SPACING,..., as in 8:1,16:2; got "
                                          f"{text!r}")
-    # A regular expression, since int() would also take ' 8', '+8' and '8_0'.
+
     found = []
     for stage in text.split(","):
         length, spacing = stage.split(":")

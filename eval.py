@@ -138,7 +138,8 @@ def device_of(model):
 def log_probabilities(model, inputs, reveals, note=None):
     """The log of the model's softmax at the reveals; the traces are streamed piece by piece.
 
-    Shapes: inputs, reveals [B, T], as many in each trace -> [B, reveals, vocabulary], float64.
+    Shapes: inputs, reveals [B, T], equally many reveals in each trace
+            -> [B, reveals, vocabulary], float64.
     """
     # A long trace does not fit into memory at once, and a recurrence does not need it to.
     device = device_of(model)
@@ -149,8 +150,9 @@ def log_probabilities(model, inputs, reveals, note=None):
     state = None
     found = []
     traces = []  # the number of the trace of each row that was found
-    # The state that comes out of one piece goes into the next.
     pairs = list(zip(pieces_of_inputs, pieces_of_reveals))
+
+    # The state that comes out of one piece goes into the next.
     for tokens, asked in tqdm(pairs, desc=note, leave=False, disable=note is None):
         logits, state = model.stream(tokens, state)
         # Of all logits only these are kept: memory grows with the reveals, not with the tokens.
@@ -232,7 +234,8 @@ def evaluate_and_print(model, task, lengths, traces=256, seed=0):
         if not rows:
             print("\n     (L,S)" + "".join(f"{name:>9}" for name in columns)
                   + "   95% of perfect")
-        print(f"{f'({length},{spacing})':>10}" + "".join(f"{row[name]:9.4f}" for name in columns)
+        name = f"({length},{spacing})"
+        print(f"{name:>10}" + "".join(f"{row[column]:9.4f}" for column in columns)
               + f"   {row['perfect_low']:.4f}-{row['perfect_high']:.4f}")
 
         # Some eight places, evenly spread: where along the trace is the state lost?
@@ -261,9 +264,9 @@ def exhaustive(model, task):
 
     failures = []
     for state, word in tqdm(words.items(), leave=False):
+        # One batch for each state. It holds each command n times, and each time another variable
+        # is asked for in its one reveal.
         commands = np.array([[*word, command] for command in alphabet])
-        # One batch for each state, of all commands times all variables.
-        # Each trace n times, each time with another variable in its one reveal.
         asked = np.tile(np.arange(n), len(alphabet))[:, None]
         tokens, reveals = task.write(commands.repeat(n, 0), asked)
 
@@ -290,7 +293,10 @@ def print_certificate(task, pairs, failures):
 
 @torch.no_grad()
 def interact(model, task):
-    """The user types the lines of a trace. Beside each answer stands Python's, which is read on."""
+    """The user types the lines of a trace.
+
+    Python's value stands beside the model's. The model then reads on with Python's.
+    """
     # The lines that may be typed: every command without its prompt, and a print of each variable.
     commands = [task.decode(ids)[4:-1] for ids in task.command_tokens(task.alphabet)]
     text = task.decode(task.start_tokens())  # all that the model has read so far
@@ -335,8 +341,8 @@ def plot(results, config, path):
         axes.plot(commands_read, row["by_position"], ".-",
                   label=f"traces of {row['length']} commands")
 
-    longest = max(length for length, _ in config["curriculum"])
     # Two lines to compare with: a guess, and the end of what was trained.
+    longest = max(length for length, _ in config["curriculum"])
     axes.axhline(results[0]["chance"], color="grey", label="chance")
     axes.axvline(longest, color="grey", linestyle=":", label="longest training trace")
     axes.set(xlabel="commands read before the reveal", ylabel="accuracy", ylim=(0, 1.05),

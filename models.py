@@ -195,9 +195,10 @@ def rotate(x, start=0):
     length, width = x.shape[-2:]
     rates = 10000.0 ** (-torch.arange(0, width, 2, device=x.device) / width)  # [K / 2]
     angles = torch.arange(start, start + length, device=x.device).unsqueeze(-1) * rates
-    # The pair j is made of the entries j and j + K/2.
     cos = angles.cos().to(x.dtype)
     sin = angles.sin().to(x.dtype)
+
+    # The pair j is made of the entries j and j + K/2.
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
@@ -279,8 +280,8 @@ class LinRNN(LanguageModel):
 
     beta_max in [0, 2]: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in
     [0, 1]. householders: writes per token, R. beta_start in (0, 1): the share of beta_max that beta
-    has before training. At 1/2 a write erases what S holds along its key. Near 1 it reflects it,
-    and S keeps its size.  Raises: UserError outside those ranges.
+    has before training. At 1/2 a write erases what S holds along its key. Near 1 the write reflects
+    S along the key, and S keeps its size.  Raises: UserError outside those ranges.
     """
 
     Block = DeltaBlock  # a subclass may have a block of its own

@@ -2,7 +2,7 @@
 
 Each step draws fresh traces; nothing is seen twice. Training walks through a curriculum of stages
 (length L, spacing S). A stage is left once the model answers more than `advance` of the reveals in
-`streak` batches running; the last stage lasts `last_steps` steps. A run that does not get through
+`streak` batches in a row; the last stage lasts `last_steps` steps. A run that does not get through
 the earlier stages within `max_steps` ends there. `stage_steps` fixes the steps of every stage
 instead. Where a task knows the best prediction (Batch.best), `advance` is a share of its accuracy.
 
@@ -87,6 +87,10 @@ class Recipe:
     seed: int = 0  # of the traces; the weights a model begins with are its maker's
     compile: bool = False  # torch.compile, whose results differ in the last digits
 
+    @property
+    def last_stage(self):
+        return len(self.curriculum) - 1
+
     def __post_init__(self):
         if self.stage_steps and len(self.stage_steps) != len(self.curriculum):
             raise UserError(f"the {len(self.curriculum)} stages of the curriculum need as many "
@@ -118,7 +122,7 @@ class Progress:
             self.learned = True
 
         # Is the stage over?
-        last = self.stage == len(recipe.curriculum) - 1
+        last = self.stage == recipe.last_stage
         if recipe.stage_steps:
             over = self.stage_step == recipe.stage_steps[self.stage]
         elif last:
@@ -167,7 +171,7 @@ def share_of_peak(recipe, progress):
     Without a mean of the weights it falls linearly to 0 over the last stage.
     """
     share = min(1.0, (progress.step + 1) / WARMUP)
-    if not recipe.average and progress.stage == len(recipe.curriculum) - 1:
+    if not recipe.average and progress.stage == recipe.last_stage:
         steps = recipe.stage_steps[-1] if recipe.stage_steps else recipe.last_steps
         share *= 1 - progress.stage_step / steps
     return share
@@ -236,15 +240,17 @@ def open_folder(folder, resume, config):
     started = "model.pt" in names
 
     # Nothing of another run is overwritten, and nothing that is no run at all.
-    if started and not resume or foreign and not started:
+    if (started and not resume) or (foreign and not started):
         raise UserError(f"{folder} is not empty: go on with --resume if it holds this run, "
                         "or choose another folder with --out")
 
     # A run goes on with its own options only: another rate would make another run of it.
     if started:
         theirs = read_checkpoint(folder)["config"]
-        changed = [f"{key} {theirs.get(key)} against {config.get(key)}"
-                   for key in {**theirs, **config} if theirs.get(key) != config.get(key)]
+        changed = []
+        for key in {**theirs, **config}:
+            if theirs.get(key) != config.get(key):
+                changed.append(f"{key} {theirs.get(key)} against {config.get(key)}")
         if changed:
             raise UserError(f"--resume with other options than those of the run in {folder}: "
                             + ", ".join(changed))
@@ -258,8 +264,6 @@ def open_folder(folder, resume, config):
         raise UserError(f"another process trains in {folder}: wait for its end, or choose another "
                         "folder with --out") from None
 
-    if not started:
-        (folder / "log.jsonl").unlink(missing_ok=True)  # of a run stopped in its first seconds
     replace_file(folder / "config.json", json.dumps(config, indent=2).encode())
     return lock
 
@@ -402,7 +406,6 @@ def train(model, task, recipe, folder=None, *, resume=False, description=None,
             model.compile()
         shared = DistributedDataParallel(model) if processes > 1 else model
         model.train()
-        last = len(recipe.curriculum) - 1
 
         while not progress.finished and progress.tokens < max_tokens:
             # Draw. The traces of a step depend on the seed and on its number, on nothing else. So a
@@ -438,7 +441,7 @@ def train(model, task, recipe, folder=None, *, resume=False, description=None,
 
             # Average, as soon as there is something worth averaging. At a constant rate single
             # weights circle around the solution; their mean is near its centre.
-            if recipe.average and progress.learned and progress.stage == last:
+            if recipe.average and progress.learned and progress.stage == recipe.last_stage:
                 average.update_parameters(model)
 
             # Advance: is the stage over, or the run?
@@ -469,8 +472,10 @@ def train(model, task, recipe, folder=None, *, resume=False, description=None,
                 save(folder, config, progress, result, model, average, optimizers)
 
     if not quiet:
-        through = "" if progress.stage == last else (
-            f"; NOT LEARNED: stage {progress.stage + 1} of {last + 1} was not passed")
+        through = ""
+        if progress.stage < recipe.last_stage:
+            through = (f"; NOT LEARNED: stage {progress.stage + 1} of {recipe.last_stage + 1} was "
+                       "not passed")
         print(f"trained {progress.step} steps in {progress.seconds / 60:.2f} minutes{through}")
     return result_of(model, average).eval(), log
 
@@ -486,7 +491,7 @@ def total_steps(recipe, progress):
     # The bar needs a total for the time left. It shrinks when an early stage is passed early.
     if recipe.stage_steps:
         return sum(recipe.stage_steps)
-    if progress.stage == len(recipe.curriculum) - 1:
+    if progress.stage == recipe.last_stage:
         return progress.step - progress.stage_step + recipe.last_steps
     return recipe.max_steps + recipe.last_steps
 
@@ -502,7 +507,7 @@ def to_tensors(batch, device):
 
 
 def rows_of(batch, rank, processes):
-    """Every so-many-th trace of a batch: the share of one process."""
+    """The share of one process: every `processes`-th trace, from number `rank` on."""
     # Of two processes the first takes the rows 0, 2, 4, ..., the second all others.
     return batch._make(None if part is None else part[rank::processes] for part in batch)
 
@@ -538,7 +543,7 @@ def make_parser():
     add("--plugin", metavar="FILE", help="runs this file, which may add groups, tasks and models")
 
     # The model; left out, the task's own choice or the model's default.
-    add("--beta-max", type=number(0, 2, float), help="linrnn: 2 allows the eigenvalue -1, 1 not")
+    add("--beta-max", type=number(0, 2, float), help="linrnn: 2 allows the eigenvalue -1, 1 does not")
     add("--beta-start", type=number(0, 1, float),
         help="linrnn: beta before training, as a share of --beta-max (0.5)")
     add("--householders", type=number(1), help="linrnn: writes per token, R")
@@ -632,7 +637,9 @@ def main(argv=None):
         known = options_of(MODELS[args.model])
         of_task = getattr(task, "model_options", {})
         options = {name: of_task[name] for name in of_task if name in known}
-        of_models = {name for make in MODELS.values() for name in options_of(make)}
+        of_models = set()
+        for make in MODELS.values():
+            of_models |= set(options_of(make))
         options = {**known, **options, **chosen(args, of_models)}
         description = {**names, "options": options}
 

@@ -84,17 +84,14 @@ def refused(capsys):
 
 def session(lines):
     """What an interactive Python shows: each line after its prompt, then what it prints."""
-    interpreter = code.InteractiveInterpreter()
-    shown, source = "", ""
+    console = code.InteractiveConsole()
+    shown, prompt = "", ">>> "
     for line in lines:
-        shown += f"{'... ' if source else '>>> '}{line}\n"
-        # An `if` goes on until an empty line, any other statement ends at once.
-        source += f"{line}\n" if source or line.startswith("if") else line
+        shown += f"{prompt}{line}\n"
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            unfinished = interpreter.runsource(source.removesuffix("\n") if line else source)
+            unfinished = console.push(line)
         shown += out.getvalue()
-        if not unfinished:
-            source = ""
+        prompt = "... " if unfinished else ">>> "
     return shown
 
 

@@ -77,10 +77,8 @@ def test_log_probabilities_are_those_of_the_whole_trace_at_the_marked_places(nam
     """Pieces of 7 tokens, other places in each trace: rows in the order of traces and of time."""
     monkeypatch.setattr("eval.TOKENS_AT_ONCE", 21)
     model, rng = build(name, 22).double(), np.random.default_rng(0)
-    tokens, marks = rng.integers(22, size=(3, 50)), np.zeros((3, 50), bool)
-    for row in marks:
-        row[rng.permutation(50)[:4]] = True
-
+    tokens = rng.integers(22, size=(3, 50))
+    marks = rng.permuted(np.tile(np.arange(50) < 4, (3, 1)), axis=1)
     whole = model(torch.from_numpy(tokens)).detach().log_softmax(-1).numpy()
     ours = log_probabilities(model, tokens, marks)
     assert ours.shape == (3, 4, 22) and ours.dtype == np.float64
@@ -101,24 +99,21 @@ def test_where_the_best_prediction_is_known_the_distance_to_it_is_measured():
     row = evaluate(model, task, 2, 1, 2, seed=5)
     assert drawn[:3] == [2, 2, 1] and drawn[3].random() == generator(5, "test", 2, 1).random()
 
-    kl = [[sum(p * math.log(p / r) for p, r in zip(ps, q) if p > 0) for ps in trace]
-          for trace in best]
-    excess = [math.log(best[at][answers[at]] / q[answers[at]]) for at in np.ndindex(2, 2)]
+    kl, excess = np.zeros((2, 2)), np.zeros((2, 2))
+    for at in np.ndindex(2, 2):
+        kl[at] = sum(p * math.log(p / r) for p, r in zip(best[at], q) if p > 0)
+        excess[at] = math.log(best[at][answers[at]] / q[answers[at]])
     assert np.allclose([row["bayes"], row["kl"], row["excess"], *row["kl_by_position"]],
-                       [3.1 / 4, np.mean(kl), np.mean(excess), *np.mean(kl, 0)], rtol=0, atol=1e-12)
+                       [3.1 / 4, kl.mean(), excess.mean(), *kl.mean(0)], rtol=0, atol=1e-12)
 
 
 # --- The certificate, the session, the figure -----------------------------------------------------
 
-@pytest.mark.parametrize("name, commands, pairs", [
-    ("D4", "full", 64), ("S4", "swap", 24 * 6)])
-def test_the_certificate_of_a_perfect_model_is_complete(name, commands, pairs):
-    task = ReplTask(Group(name), commands)
-    assert exhaustive(Interpreter(task), task) == (pairs, [])
-
-
-def test_the_certificate_finds_the_one_broken_transition(capsys):
+def test_the_certificate_is_complete_or_finds_the_one_broken_transition(capsys):
     """A model ignores one command in one state. That pair is named, with Python's values."""
+    task = ReplTask(Group("S4"), "swap")
+    assert exhaustive(Interpreter(task), task) == (24 * 6, [])
+
     task = ReplTask(Group("S3"))
     one = (2, 3, 1, "a, b, c = b, a, c")
     broken = Interpreter(task, lambda variables, line, _: (*variables.values(), line) == one)
@@ -132,7 +127,7 @@ def test_a_session_answers_beside_python_and_helps_with_the_rest(capsys, monkeyp
     the session, without what was refused, read at once."""
     task = ReplTask(Group("S3"), "swap")
     model = build("linrnn", len(task.vocab))
-    typed = ["import os", "a, c = c, a", "b, a = a, b", "a, b, c = c, a, b", "print('c', c)"]
+    typed = ["import os", "a, c = c, a", "a, b, c = c, a, b", "print('c', c)"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
     interact(model, task)
 
@@ -141,10 +136,10 @@ def test_a_session_answers_beside_python_and_helps_with_the_rest(capsys, monkeyp
     tokens = torch.tensor([task.encode(read.removesuffix("1\n"))])
     p, token = model(tokens)[0, -1].softmax(-1).max(-1)
     answer = f"c {task.vocab[token]}    (probability {p:.1%}; Python: 1; 1 commands so far)"
-    assert answer in shown and shown.count("type a command such as ") == 3
+    assert answer in shown and shown.count("type a command such as ") == 2
 
 
-def test_the_figure_shows_each_reveal_at_the_commands_read_before_it(tmp_path, monkeypatch):
+def test_the_figure_shows_each_reveal_at_the_commands_read_before_it(monkeypatch):
     """A dotted line stands at the longest training trace, and another line at chance."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, _: figures.append(figure))
@@ -173,15 +168,13 @@ def test_a_run_is_read_back_by_its_names_or_into_a_model_of_ones_own(small_run):
             load_weights(LinRNN(len(task.vocab), **options | wrong), small_run)
 
 
-def test_the_command_line_prints_table_figure_json_and_certificate(
-        small_run, tmp_path, capsys, monkeypatch):
+def test_the_command_line_prints_table_certificate_and_json(small_run, capsys, monkeypatch):
     """The numbers are those of evaluate(), and depend on --seed."""
     checkpoint, task, _ = load_run(small_run)
     model = Interpreter(task, lambda variables, line, count: count > 3 + 3)
     monkeypatch.setattr("eval.load_run", lambda *_: (checkpoint, task, model))
-    figure = tmp_path / "figure.png"
-    main([str(small_run), "--plot", str(figure), *"--lengths 8:4 --traces 20 --device cpu --seed 5 "
-          "--json --exhaustive".split()])
+    main([str(small_run), *"--lengths 8:4 --traces 20 --device cpu --seed 5 --json "
+          "--exhaustive".split()])
 
     shown = capsys.readouterr().out
     row, other = [evaluate(model, task, 8, 4, 20, seed) for seed in (5, 0)]
@@ -189,7 +182,7 @@ def test_the_command_line_prints_table_figure_json_and_certificate(
     assert json.loads(shown.splitlines()[-1]) == {
         "config": checkpoint["config"], "results": [row],
         "exhaustive": {"pairs": 36, "right": 36}}
-    assert "(8,4)" in shown and "36 of 36" in shown and figure.read_bytes()[:4] == b"\x89PNG"
+    assert "(8,4)" in shown and "36 of 36" in shown
 
 
 def test_what_cannot_be_evaluated_is_refused_in_one_line(small_run, refused, monkeypatch):

@@ -1,10 +1,10 @@
 """The process in which a submission runs. It returns values, and no verdict.
 
-tests/exercises.py starts it in a folder without solutions. Questions come in as JSON, on stdin: a
-few lines of code, and the names of the values to send back. Each is answered by one line of JSON,
-with these values or with an error. What a submission prints goes elsewhere. So one that ends this
-process early, or prints what it likes, has shown nothing. course.py calls run, too: so what is
-expected is the project's own answer to the same question.
+tests/exercises.py starts it in a copy with the submission's files. Questions come in as JSON, on
+stdin: a few lines of code, and the names of the values to send back. Each is answered by one line
+of JSON, with these values or with an error. A submission that ends this process early, or prints
+what it likes, has shown nothing. course.py calls run, too: what is expected is the project's own
+answer.
 """
 
 import json
@@ -38,11 +38,11 @@ def take_apart(value):
     return repr(value) if isinstance(value, str) else type(value).__name__, []
 
 
-def run(question):
-    """The values that a question asks for, after its code has run."""
+def run(code, names):
+    """The values of these names, after the code has run."""
     variables = {}
-    exec(question["code"], variables)
-    return {name: take_apart(variables[name]) for name in question["names"]}
+    exec(code, variables)
+    return {name: take_apart(variables[name]) for name in names}
 
 
 def main():
@@ -54,7 +54,7 @@ def main():
     sys.path[:1] = [folder, os.path.join(folder, "tests", "experiments")]
     for question in json.load(sys.stdin):
         try:
-            answer = {"values": run(question)}
+            answer = {"values": run(**question)}
         except BaseException:  # sys.exit() in a submission is an error as any other
             answer = {"error": traceback.format_exc()}
         answers.write(json.dumps(answer) + "\n")

@@ -11,14 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PROCESSES = 2
-NOT_COPIED = shutil.ignore_patterns(".git", "runs", "__pycache__")
 
 
 class Mutant(NamedTuple):
@@ -129,8 +126,8 @@ TABLE["eval.py"] = [
 TABLE["train.py"] = [
     ("the result is the mean of the weights", "return average.module if average.n_averaged else",
      "return"),
-    ("the mean is that of the last stage", "progress.learned and progress.stage == last",
-     "progress.learned"),
+    ("the mean is that of the last stage",
+     "progress.learned and progress.stage == recipe.last_stage", "progress.learned"),
     ("each parameter is in one optimizer", "if weight.ndim == 2 and weight not in outer",
      "if weight.ndim == 2"),
     ("a gradient is clipped to norm 1", "model.parameters(), 1.0)", "model.parameters(), 10.0)"),
@@ -158,8 +155,8 @@ TABLE["experiments/beliefs.py"] = [
     ("delta stands on the left", "self.delta[symbol] @", "self.delta[symbol].swapaxes(1, 2) @"),
     ("a coin falls with its probability", "rng.random((batch, length)) < probability",
      "rng.random((batch, length)) < 0.5"),
-    ("the adversary's coins never fall", "executed[:, spacing:] = False",
-     "executed[:, spacing:] = True"),
+    ("the adversary's coins never fall", "executed = probability == 1",
+     "executed = probability > 0"),
     ("pairs compose from left to right", "M2_KK @ M1_KV,", "M1_KV @ M2_KK,"),
 ]
 TABLE["experiments/inside.py"] = [
@@ -172,8 +169,8 @@ TABLE["experiments/snap.py"] = [
     ("a trace is snapped at its own places", "torch.where(rows, self.image.correct(held), held)",
      "self.image.correct(held)"),
     ("pieces do not matter", "window[:, -2:], count[:, -1]]", "window[:, -2:], 0 * count[:, -1]]"),
-    ("the first word has none ahead of it", "settled = window[:, 1:-1] >= 0",
-     "settled = window[:, 1:-1] >= -1"),
+    ("the first word has none ahead of it", "return window[:, 1:-1] >= 0",
+     "return window[:, 1:-1] >= -1"),
     ("the sign is not linear in P", "signed = isinstance(task, WordTask)", "signed = False"),
     ("a head may move what is no permutation", "if kept and len(kept) < len(heads):", "if False:"),
     ("other heads rest at their mean", "torch.where(rows, resting, ",
@@ -200,7 +197,7 @@ def failing_test(mutant):
     """The first of its tests that fails in a copy of the project with it, or None if all pass."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder).resolve() / "copy"
-        shutil.copytree(ROOT, place, ignore=NOT_COPIED)
+        shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(".git", "runs", "__pycache__"))
         path = place / mutant.file
         source = path.read_text(encoding="utf-8")
         path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
@@ -216,9 +213,8 @@ def failing_test(mutant):
 def survivors(table):
     """Prints for each mutant the test that fails. Returns how many nobody notices."""
     check_table(table)
-    started = time.monotonic()
     alive = 0
-    with ThreadPoolExecutor(PROCESSES) as pool:
+    with ThreadPoolExecutor(2) as pool:
         # What fails without any mutant would kill them all.
         unchanged = [Mutant(file, "", "", "") for file in {mutant.file for mutant in table}]
         for mutant, failed in zip(unchanged, pool.map(failing_test, unchanged)):
@@ -229,5 +225,5 @@ def survivors(table):
             alive += killer is None
             print(f"{'killed' if killer else 'SURVIVES':<8}  {mutant.file}: {mutant.law}\n"
                   f"          {killer or mutant.tests}", flush=True)
-    print(f"{len(table) - alive} of {len(table)} killed in {time.monotonic() - started:.0f} s")
+    print(f"{len(table) - alive} of {len(table)} killed")
     return alive
