@@ -1,5 +1,7 @@
 """The pictures can be read, and each draws what its title says, from the records that are there."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from matplotlib.text import Text
@@ -16,23 +18,18 @@ FIGURES = {name: getattr(figures, name) for name in FROM_RECORDS} | {
                                  [0 * FADING])}
 
 
-@pytest.fixture(scope="module")
-def drawn():
-    """Each figure, drawn once."""
-    found = {}
-    for name, draw in FIGURES.items():
-        found[name] = draw()
-        found[name].draw_without_rendering()
-    return found
+@cache
+def drawn(name):
+    figure = FIGURES[name]()
+    figure.draw_without_rendering()
+    return figure
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_title_is_a_sentence_and_no_two_texts_overlap(drawn, name):
-    """As the notebook shows it: 8 to 9.5 inches wide, with letters of 9 points or more."""
-    figure = drawn[name]
+def test_all_texts_can_be_read_and_no_two_overlap(name):
+    """As wide as the notebook shows a figure, with letters of 9 points or more."""
+    figure = drawn(name)
     assert 8 <= figure.get_figwidth() <= 9.5
-    assert len(figure.get_suptitle().split()) >= 7
-
     ticks = set()
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
@@ -46,20 +43,20 @@ def test_a_title_is_a_sentence_and_no_two_texts_overlap(drawn, name):
     for i, (text, box) in enumerate(boxes):
         assert -1 <= box.x0 and box.x1 <= figure.bbox.width + 1, f"{text!r} is cut off"
         for other, second in boxes[:i]:
-            apart = max(box.x0 - second.x1, second.x0 - box.x1, box.y0 - second.y1,
-                        second.y0 - box.y1)
-            assert apart > -1, f"{text!r} lies on {other!r}"
+            beside = max(box.x0 - second.x1, second.x0 - box.x1)
+            above = max(box.y0 - second.y1, second.y0 - box.y1)
+            assert max(beside, above) > -1, f"{text!r} lies on {other!r}"
 
 
-def test_titles_count_the_seeds_of_the_rows_that_are_drawn(drawn):
+def test_titles_count_the_seeds_of_the_rows_that_are_drawn():
     """Counted again here, from the records: what is solved, and what is kept."""
     rows = records("arms_eased", change="", arm="linrnn")
     solved = sum(row["results"][-1]["all"] > 0.99 for row in rows)
-    assert f"({solved} of {len(rows)} seeds)" in drawn["tracking"].get_suptitle()
+    assert f"({solved} of {len(rows)} seeds)" in drawn("tracking").get_suptitle()
 
     forced = records("adversary", **adversary.USUAL, repetitions="forced", arm="linrnn")
     kept = sum(row["results"]["adversarial"][0]["kl_by_position"][64] <= 0.05 for row in forced)
-    assert f"after forced ones on {kept} of {len(forced)}" in drawn["cycles"].get_suptitle()
+    assert f"after forced ones on {kept} of {len(forced)}" in drawn("cycles").get_suptitle()
 
 
 def test_no_arm_but_four_reflections_reads_A5_and_0_to_1_loses_parity():
