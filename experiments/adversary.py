@@ -6,27 +6,17 @@ that a linear recurrence, which cannot divide, loses the belief. Honest repetiti
 where the coin falls as it falls, show k equal reveals with probability 2^-k only. So a model that
 is trained on them hardly ever sees the run of equal reveals that the test consists of.
 
-Finding (S3, P = 0.25; KL from the filter in nats). After honest repetitions of 1, 4, 16 or 32
-cycles no linear RNN of 20 keeps the belief: at cycle 64 it is off by 0.583-2.276. After forced
-repetitions of up to 32 cycles five of five keep it (0.005-0.014), and are off with honest coins.
-After half of each four of five keep it (0.005-0.055), and two to cycle 256 (0.027-0.290). So
-linearity does not forbid it. Nor does it take beta > 1 (three of three, 0.008-0.018) or a head for
-each of the three pairs of S3: with one, two or three heads nine of nine keep it (0.004-0.043), with
-six two of three (0.012-0.151). hold_pair, a head of the delta rule built by hand, keeps the belief
-about a pair for 4,096 cycles.
-But an LSTM in the same frame learns it from honest repetitions alone: after 32 cycles on five of
-five (0.002-0.017), and after half of each on four of five (0.007-0.070). A Transformer keeps it as
-far as training went, and on none of three to 64 (0.056-0.106). On random reveals the linear RNN is
-closest to the filter.
-
-Not trained: half of each with longest runs other than 32, and most arms on honest and forced ones
-of 32 cycles. --run makes these cells. Nor were heads counted against the six pairs of S4. A linear
-map reads the number of the cycle off the state of a linear RNN that was never trained (--control).
-So that is no evidence of counting, and what the trained state holds is open.
+Finding (S3, P = 0.25; KL from the filter at cycle 64, in nats). After honest repetitions of 1 to 32
+cycles no linear RNN of 20 keeps the belief (0.583-2.276). An LSTM in the same frame does on five of
+five after 32 cycles (0.002-0.017). After forced repetitions of up to 32 cycles five linear RNNs of
+five keep the belief (0.005-0.014), but are off with honest coins. After half of each four of five
+keep it (0.005-0.055). So linearity does not forbid the belief: hold_pair, a head of the delta rule
+built by hand, keeps it for 4,096 cycles. Nor does it take beta > 1, or a head for each of the three
+pairs of S3.
 
     python -m experiments.adversary             # the table, from results/adversary.jsonl
     python -m experiments.adversary --run 1     # makes the next missing cell (5 to 15 minutes)
-    python -m experiments.adversary --control   # a probe that finds a "counter" in untrained models
+    python -m experiments.adversary --control   # a probe finds a "counter" in untrained models, too
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle).
 
@@ -36,7 +26,6 @@ Next: unseen.py.
 import argparse
 import itertools
 
-import numpy as np
 import torch
 
 from data import Group, UserError, generator, number, one_line_errors, parse, run
@@ -49,12 +38,13 @@ from scan import delta_rule_recurrent, exchange_key
 from train import Recipe
 
 IGNORED = -100  # the target of a token that counts in no loss: cross_entropy's own
+REPEAT = 0.25  # share of the batches of sparse stages that are repetitions
 
 
 # --- 1. The task ----------------------------------------------------------------------------------
 
 class RepetitionTask(CoinTask):
-    """CoinTask, in which a share `repeat` of the batches of stages with S > 1 are repetitions.
+    """CoinTask, in which a quarter of the batches of stages with S > 1 are repetitions.
 
     A repetition is one certain command and a reveal, and then again and again the same exchange
     behind a coin of 1/2 and the same reveal, of one of the two variables.
@@ -63,41 +53,35 @@ class RepetitionTask(CoinTask):
                  more with an honest coin. Only this last reveal counts in the loss.
         half     half of the repetitions are honest, half are forced
 
-    Schedules to test with, besides those of CoinTask:
+    Schedules besides those of CoinTask:
         honest   the coins of `adversarial` fall as they fall
+        forced   `adversarial`, but the last coin is honest
         against  `random`, but each coin falls on its less likely side
     """
 
-    def __init__(self, group, commands="full", uncertain=0.25, repeat=0.25, cycles=4,
-                 repetitions="honest"):
+    def __init__(self, group, commands="full", uncertain=0.25, cycles=4, repetitions="honest"):
         if repetitions not in ("honest", "forced", "half"):
             raise UserError(f"repetitions must be honest, forced or half; got {repetitions}")
         super().__init__(group, commands, uncertain)
-        self.repeat = repeat
         self.cycles = cycles
         self.repetitions = repetitions
 
     def draw(self, batch, length, spacing, rng, schedule="random"):
-        # Two of the schedules are others, whose coins fall in another way.
-        known = {"against": "random", "honest": "adversarial"}.get(schedule, schedule)
-        program = super().draw(batch, length, spacing, rng, known)
-        p = program.probability
-        executed = program.executed
-
+        # These schedules are others, whose coins fall in another way.
+        known = {"against": "random", "honest": "adversarial", "forced": "adversarial"}
+        program = super().draw(batch, length, spacing, rng, known.get(schedule, schedule))
         if schedule == "against":
-            executed = np.where((p == 1) | (p == 0.5), executed, p < 0.5)
+            p = program.probability
+            program.executed[p == 0.25] = True
+            program.executed[p == 0.75] = False
         if schedule == "honest":
-            executed = executed | (rng.random(executed.shape) < 0.5)
-        return program._replace(executed=executed)
-
-    def draw_forced(self, batch, count, rng):
-        """A repetition: `count` cycles whose coins never fall, and one more with an honest coin."""
-        program = self.draw(batch, 2 + count, 1, rng, "adversarial")
-        program.executed[:, -1] = rng.random(batch) < 0.5
+            program.executed[rng.random((batch, length)) < 0.5] = True
+        if schedule == "forced":
+            program.executed[:, -1] = rng.random(batch) < 0.5
         return program
 
     def training_batch(self, batch, length, spacing, rng):
-        if spacing == 1 or rng.random() >= self.repeat:
+        if spacing == 1 or rng.random() >= REPEAT:
             return super().training_batch(batch, length, spacing, rng)
 
         forced = self.repetitions == "forced"
@@ -109,16 +93,18 @@ class RepetitionTask(CoinTask):
         # The forced reveals would teach that coins never fall. Ahead of the last one the filter's
         # prediction is true.
         count = rng.integers(1, self.cycles + 1)
-        return only_last_reveal(self.batch_of(self.draw_forced(batch, count, rng)))
+        program = self.draw(batch, 2 + count, 1, rng, "forced")
+        return only_last_reveal(self.batch_of(program))
 
 
 def only_last_reveal(traces):
     """A Batch in which only the last reveal of each trace counts, in the loss and elsewhere."""
-    last = traces.reveals.shape[1] - 1 - traces.reveals[:, ::-1].argmax(1)
-    counts = np.zeros_like(traces.reveals)
-    counts[np.arange(len(last)), last] = True
-    targets = np.where(traces.reveals & ~counts, IGNORED, traces.targets)
-    return traces._replace(targets=targets, reveals=counts, best=traces.best[:, -1:])
+    others = traces.reveals[0].nonzero()[0][:-1]  # their places are the same in all traces
+    targets = traces.targets.copy()
+    reveals = traces.reveals.copy()
+    targets[:, others] = IGNORED
+    reveals[:, others] = False
+    return traces._replace(targets=targets, reveals=reveals, best=traces.best[:, -1:])
 
 
 # --- 2. A linear recurrence can keep a belief -----------------------------------------------------
@@ -220,7 +206,7 @@ CURRICULUM = [(2, 1), (8, 1), (8, 2), (16, 4)]
 # Of four pairs of rates for each arm, on seed 100, these had the least KL.
 # The rates fall to 0: a mean over the last stage would be older than its end.
 RECIPE = {"max_steps": 8000, "lr": 2e-3, "matrix_lr": 0.01, "average": False}
-USUAL = {"group": "S3", "uncertain": 0.25, "repeat": 0.25, "last_steps": 2000}
+USUAL = {"group": "S3", "uncertain": 0.25, "repeat": REPEAT, "last_steps": 2000}
 
 TESTS = [  # schedule, (L, S) each, traces
     ("random", [(16, 4), (64, 4), (128, 4)], 256),
@@ -251,10 +237,9 @@ def cells():
 def make_cell(cell):
     """Train and test the arm of one cell, and record it, unless it is recorded."""
     make_model, options = ARMS[cell["arm"]]
-    task = RepetitionTask(Group(cell["group"]), "swap", cell["uncertain"], cell["repeat"],
-                          cell["cycles"], cell["repetitions"])
+    task = RepetitionTask(Group(cell["group"]), "swap", cell["uncertain"], cell["cycles"],
+                          cell["repetitions"])
     options = task.model_options | options
-
     recipe = Recipe(curriculum=CURRICULUM, last_steps=cell["last_steps"], seed=cell["seed"],
                     **RECIPE)
     made = train_arm("adversary", cell, lambda: make_model(len(task.vocab), **options), task,

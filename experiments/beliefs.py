@@ -8,13 +8,13 @@ each state. The exact filter computes it by Bayes' rule, and with it the best pr
 reveal. eval.py measures a model against that (columns bayes, kl, excess).
 
 Finding. Without Bayes' division the belief follows a linear recurrence, which is exact until its
-numbers underflow, after 149 halvings in float32. That is a limit of number formats and not of
-linearity: a rescaled scan, as linear and as parallel, carries 100,000 steps. A matrix of n x n
-marginals is no belief in exact arithmetic either: on S5 it is up to 0.28 nats from the filter.
+numbers underflow, after 149 halvings in float32. A rescaled scan, as linear and as parallel,
+carries 100,000 steps. A matrix of n x n marginals is no belief even in exact arithmetic: on S5 it
+is up to 0.28 nats from the filter.
 
     python -m experiments.beliefs linear                  # how linear ones end (10 seconds)
     python -m experiments.beliefs train --group S3 --commands swap --uncertain 0.25
-    python -m experiments.beliefs eval RUN                # eval.py, which does not know them itself
+    python -m experiments.beliefs eval RUN                # eval.py alone does not know this task
 
 Conventions: a matrix multiplies on the left, and time runs from left to right.
 Symbols: Q states, T symbols of a trace, n variables, B traces, L commands, S commands per reveal.
@@ -48,25 +48,18 @@ MAX_STATES = 120  # of the exact filter: S5. S6 would have 720, and 36 times the
 
 # --- 1. The filter of any automaton ---------------------------------------------------------------
 
-class PFSA:
+class PFSA(NamedTuple):
     """A probabilistic automaton with state reveals. Its filter is Bayes' rule, symbol by symbol.
 
     A symbol says that the state lies in rho[symbol], and then moves the state at random:
         b <- f(T Z b),    f(x) = x / |x|_1,    Z = diag(rho[symbol]),    T = delta[symbol]
     A reveal has T = I, and a command has Z = I.
 
-    Shapes: delta [symbols, Q, Q], where delta[symbol, new, old] is a probability; rho bool
-            [symbols, Q]; start [Q], a distribution too.
     Source: Siems et al. 2026, definition 1, where the start is one state.
     """
-
-    def __init__(self, delta, rho, start):
-        self.delta = np.asarray(delta, float)
-        self.rho = np.asarray(rho, bool)
-        self.start = np.asarray(start, float)
-        # A table with old and new exchanged would filter, too, and be wrong.
-        if not np.allclose(self.delta.sum(1), 1):
-            raise ValueError("delta[symbol, :, old] must be a distribution over the new states")
+    delta: np.ndarray  # [symbols, Q, Q]: delta[symbol, new, old] is a probability
+    rho: np.ndarray  # bool [symbols, Q]
+    start: np.ndarray  # [Q] a distribution
 
     def step(self, belief, symbol):
         """One symbol: the state is revealed, and then it moves.
@@ -101,16 +94,16 @@ class PFSA:
         return beliefs, np.log(evidence)
 
 
-def leak(p=0.5):
+def leak(p):
     """The paper's figure 9, where p = 1/2. States are numbered from 1.
 
     The only symbol reveals that the state is 2 or 3. Then the state leaks to 1 with probability p.
     So each further symbol has probability 1 - p, while the belief ahead of each stays the same.
     """
-    T = [[1, p, p],
-         [0, 1 - p, 0],
-         [0, 0, 1 - p]]
-    return PFSA([T], [[False, True, True]], [0, 0.5, 0.5])
+    T = np.array([[1, p, p],
+                  [0, 1 - p, 0],
+                  [0, 0, 1 - p]])
+    return PFSA(T[None], np.array([[False, True, True]]), np.array([0, 0.5, 0.5]))
 
 
 # --- 2. The task ----------------------------------------------------------------------------------
@@ -130,8 +123,6 @@ class CoinTask(ReplTask):
     adds four tokens to its command. One trace mixes certain and uncertain commands.
 
     schedule, an attribute, says what test_batch draws; training always draws `random`.
-
-    Raises: UserError for a share outside [0, 1], over 120 states, or swaps of a group without any.
     """
 
     # A colon belongs to the number before it.
@@ -141,9 +132,6 @@ class CoinTask(ReplTask):
     schedule = "random"
 
     def __init__(self, group, commands="full", uncertain=0.25):
-        if not 0 <= uncertain <= 1:
-            raise UserError("uncertain is the share of the commands behind a coin, "
-                            f"between 0 and 1; got {uncertain}")
         if group.order > MAX_STATES:
             raise UserError(f"the exact filter of {group.name} would keep {group.order:,} "
                             f"probabilities: refused above {MAX_STATES} states (S5)")
@@ -164,22 +152,21 @@ class CoinTask(ReplTask):
         n = self.group.degree
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         asked = rng.integers(n, size=(batch, length // spacing))
-        probability = np.ones((batch, length))
-        executed = np.ones((batch, length), bool)
 
         if schedule == "adversarial":
             swaps = self.group.transpositions
             swap = swaps[rng.integers(len(swaps), size=batch)]
             commands[:, spacing:] = swap[:, None]
             asked[:] = (swap != np.arange(n)).argmax(1)[:, None]  # the first of the two
-            probability[:, spacing:] = 0.5
-            executed[:, spacing:] = False
-        elif self.uncertain:
+            probability = np.full((batch, length), 0.5)
+            probability[:, :spacing] = 1
+            executed = probability == 1
+        else:
             # Every trace has the same number of coins, uncertain L rounded up or down at random.
             # So all traces have the same number of tokens.
             behind_coins = int(self.uncertain * length + rng.random())
             places = rng.random((batch, length)).argsort(1) < behind_coins
-            probability = np.where(places, rng.choice(COINS, (batch, length)), probability)
+            probability = np.where(places, rng.choice(COINS, (batch, length)), 1)
             executed = rng.random((batch, length)) < probability
         return Program(commands, asked, probability, executed)
 
@@ -188,8 +175,6 @@ class CoinTask(ReplTask):
         stays = np.arange(self.group.degree)
         happened = np.where(program.executed[..., None], program.commands, stays)
         return self.answers(happened, program.asked)
-
-    # From a program to tokens.
 
     def start_tokens(self):
         """`>>> from random import random`, then a line for each variable: [3 + 5n]."""
@@ -200,16 +185,15 @@ class CoinTask(ReplTask):
         """The traces of a program: tokens [B, T], reveals [B, T]."""
         # Every command as `>>> if random() < 0.5: a, b = b, a`, with `... ` under it.
         lines = self.command_tokens(program.commands)
-        uncertain = program.probability < 1
-        shown = np.where(uncertain, program.probability, COINS[-1])
-        coin = np.array([self._id[f"{coin}: "] for coin in COINS])[np.searchsorted(COINS, shown)]
+        coins = np.array([self._id[f"{coin}: "] for coin in COINS] + [-1])
+        coin = coins[np.searchsorted(COINS, program.probability)]
         before = self._line(coin.shape, ">>> ", "if random() < ", coin)
         after = self._line(coin.shape, "... ", "\n")
         lines = np.concatenate([before, lines[..., 1:], after], -1)
 
         # A certain command shows no coin: -1 stands for no token, and is taken out again.
         added = [1, 2, -2, -1]
-        lines[..., added] = np.where(uncertain[..., None], lines[..., added], -1)
+        lines[..., added] = np.where(coin[..., None] >= 0, lines[..., added], -1)
         tokens, reveals = self.assemble(lines, program.asked, self.program_answers(program))
         kept = tokens >= 0
         return tokens[kept].reshape(len(tokens), -1), reveals[kept].reshape(len(tokens), -1)
@@ -236,8 +220,8 @@ class CoinTask(ReplTask):
     def automaton(self):
         """These traces as a PFSA: states are the group's elements, symbols are lines.
 
-        A command of number g and coin number c (the last: certain) is symbol g (coins + 1) + c. The
-        reveals follow, variable by variable.
+        A command of number g and coin number c (the last: certain) is symbol g (coins + 1) + c.
+        The reveals follow, variable by variable.
         """
         group = self.group
         n, Q = group.degree, group.order
@@ -266,10 +250,10 @@ class CoinTask(ReplTask):
         return np.concatenate(blocks, -1).reshape(batch, -1)
 
     def best_predictions(self, program):
-        """What the exact filter expects at each reveal: the best prediction that there is.
+        """What the exact filter expects at each reveal: [B, L/S, n].
 
-        p(value | all lines before, the variable asked for): [B, L/S, n]. No other prediction has a
-        smaller expected loss -log p(answer).
+        p(value | all lines before, the variable asked for). No other prediction has a smaller
+        expected loss -log p(answer).
         """
         spacing = program.commands.shape[1] // program.asked.shape[1]
         beliefs, _ = self.automaton.filter(self.symbols(program))
@@ -301,7 +285,7 @@ TASKS["coins"] = CoinTask
 # H no longer sum to 1 after (3); the decoder repairs that, outside of the recurrence.
 
 def joint_matrices(automaton, symbols):
-    """A = T Z of each symbol, for equation (1): [T] -> [T, Q, Q], float64."""
+    """A = T Z of each symbol, for equation (1): [...] -> [..., Q, Q], float64."""
     return torch.from_numpy(automaton.delta[symbols] * automaton.rho[symbols][..., None, :])
 
 
@@ -319,12 +303,12 @@ def show_value(H, i, j):
     return (1 - e_i) * H * (1 - e_j) + e_i * e_j                                               # (3)
 
 
-def sinkhorn(H, tolerance=1e-9, rounds=1000):
+def sinkhorn(H):
     """Columns, then rows, divided by their sums until all sums are 1 (Sinkhorn and Knopp 1967)."""
-    for _ in range(rounds):
+    for _ in range(1000):
         H = H / H.sum(-2, keepdim=True)
         H = H / H.sum(-1, keepdim=True)
-        if (H.sum(-2) - 1).abs().max() < tolerance:
+        if (H.sum(-2) - 1).abs().max() < 1e-9:
             break
     return H
 
@@ -345,15 +329,6 @@ def marginal_predictions(task, program):
             expected.append(sinkhorn(H)[torch.arange(batch), i])
             H = show_value(H, i, answers[:, t // spacing])
     return torch.stack(expected, 1).numpy()
-
-
-def marginal_gap(task, length, spacing, traces=16, seed=0):
-    """Mean KL from the exact filter to the marginals on test traces, in nats."""
-    program = task.draw(traces, length, spacing, generator(seed, "test", length, spacing))
-    p, q = task.best_predictions(program), marginal_predictions(task, program)
-    # Where p is 0, p log p is 0, too: the clip makes it so.
-    kl = (p * (np.log(p.clip(1e-300)) - np.log(q.clip(1e-300)))).sum(-1)
-    return float(kl.mean())
 
 
 # --- 4. The rescaled scan -------------------------------------------------------------------------
@@ -397,29 +372,28 @@ def rescaled_scan(A_TKK, h_K):
 
     After round r every pair spans 2^r tokens, so ceil(log2 T) rounds make all products from the
     start (Hillis and Steele 1986).
-    Shapes: A [..., T, K, K] with entries >= 0, h [..., K]
-            -> f(h_t) [..., T, K], and the log of |h_t|_1 [..., T], float64
+    Shapes: A [T, K, K] with entries >= 0, h [K] -> f(h_t) [T, K], and log |h_t|_1 [T], float64
     """
-    T = A_TKK.shape[-3]
     zeros_TK = A_TKK.new_zeros(A_TKK.shape[:-1], dtype=torch.int64)
     M_TKK, s_TK = rescale(A_TKK, zeros_TK, zeros_TK)
 
     span = 1
-    while span < T:
+    while span < len(M_TKK):
         # The first `span` pairs begin at the start: they are done.
-        earlier = M_TKK[..., :-span, :, :], s_TK[..., :-span, :]
-        later = M_TKK[..., span:, :, :], s_TK[..., span:, :]
+        earlier = M_TKK[:-span], s_TK[:-span]
+        later = M_TKK[span:], s_TK[span:]
         joined_M, joined_s = compose(earlier, later)
-        M_TKK = torch.cat([M_TKK[..., :span, :, :], joined_M], -3)
-        s_TK = torch.cat([s_TK[..., :span, :], joined_s], -2)
+        M_TKK = torch.cat([M_TKK[:span], joined_M])
+        s_TK = torch.cat([s_TK[:span], joined_s])
         span *= 2
 
     # The start is a pair, too: a matrix of one column.
-    h_K1 = h_K.unsqueeze(-1).unsqueeze(-3)
-    h_TK1, s_T1 = compose((h_K1, s_TK.new_zeros(1)), (M_TKK, s_TK))
-    norm_T1 = h_TK1.sum(-2)
+    start = h_K.unsqueeze(-1), s_TK.new_zeros(1)
+    h_TK1, s_T1 = compose(start, (M_TKK, s_TK))
+    h_TK = h_TK1.squeeze(-1)
+    norm_T1 = h_TK.sum(-1, keepdim=True)
     log_norm_T1 = norm_T1.double().log() + s_T1.double() * math.log(2)
-    return (h_TK1 / norm_T1.unsqueeze(-2)).squeeze(-1), log_norm_T1.squeeze(-1)
+    return h_TK / norm_T1, log_norm_T1.squeeze(-1)
 
 
 # --- 5. The paper's two examples ------------------------------------------------------------------
@@ -434,7 +408,7 @@ def underflow(dtype):
     Marginal, figure 10: a cycle exchanges the variables 2 and 3 with probability 1/2, and then 2
     shows its old value. So H_33 halves, while the true belief is the same after each cycle.
     """
-    A = joint_matrices(leak(), np.zeros(1, int))[0].to(dtype)
+    A = joint_matrices(leak(0.5), 0).to(dtype)
     h = torch.tensor([0, 0.5, 0.5]).to(dtype)
     joint = 0
     while h[1] > 0:
@@ -463,7 +437,7 @@ def linear(argv=()):
     # Here (1) has long been 0.
     print(f"\nThe rescaled scan, float32, {LONG:,} steps of figure 9 with a leak of p")
     for p in (0.5, 0.3):
-        A = joint_matrices(leak(p), np.zeros(1, int)).float().expand(LONG, 3, 3)
+        A = joint_matrices(leak(p), [0]).float().expand(LONG, 3, 3)
         belief, evidence = rescaled_scan(A, torch.tensor([0, 0.5, 0.5]))
         shown = [round(share, 6) for share in belief[-1].tolist()]
         truth = [p, (1 - p) / 2, (1 - p) / 2]
@@ -475,7 +449,11 @@ def linear(argv=()):
     for group in ("S3", "S5"):
         task = CoinTask(Group(group))
         for length, spacing in task.test_lengths:
-            print(f"{group} ({length},{spacing})  {marginal_gap(task, length, spacing):.3f}")
+            program = task.draw(16, length, spacing, generator(0, "test", length, spacing))
+            best = task.best_predictions(program)
+            log_q = np.log(marginal_predictions(task, program).clip(1e-300))
+            row = evaluation.distance_from_best(best, log_q, task.program_answers(program))
+            print(f"{group} ({length},{spacing})  {row['kl']:.3f}")
 
 
 # --- 6. The command line --------------------------------------------------------------------------
@@ -487,7 +465,7 @@ def train_run(argv):
     add("--group", default="S3",
         help="S<n>, A<n>, Z<n>, D<n> or a product, of at most 120 states")
     add("--commands", default="full", choices=COMMANDS)
-    add("--uncertain", type=float, default=0.25, metavar="P",
+    add("--uncertain", type=number(0, 1, float), default=0.25, metavar="P",
         help="share of the commands behind a coin, 0 to 1")
     add("--seed", type=number(0), default=0, help="of all that is random")
     add("--model", default="linrnn", choices=MODELS)

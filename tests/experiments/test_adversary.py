@@ -4,10 +4,10 @@ the study and its table."""
 import numpy as np
 import pytest
 import torch
-from test_beliefs import by_enumeration, check_in_python
+from test_beliefs import check_traces
 
 import experiments
-from data import Group
+from data import Group, UserError
 from experiments import adversary
 from experiments.adversary import (IGNORED, KEPT, RepetitionTask, cells, column_of, count_read_off,
                                    hold_pair, make_cell, only_last_reveal, spread)
@@ -21,19 +21,10 @@ def task_of(group="S3", **options):
 
 # --- The traces -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("schedule", ["honest", "adversarial", "against", "forced"])
+@pytest.mark.parametrize("schedule", ["honest", "against", "forced"])
 def test_a_repetition_is_a_python_session_with_an_exact_filter(schedule, monkeypatch):
-    """Python shows it to the letter if its coins fall as recorded. The filter's predictions are
-    those of the enumeration of all coins."""
     task = task_of("S4", uncertain=0.75)
-    rng = np.random.default_rng(2)
-    program = task.draw_forced(3, 3, rng) if schedule == "forced" else \
-        task.draw(3, 5, 1, rng, schedule)
-    check_in_python(task, program, monkeypatch)
-    best = task.best_predictions(program)
-    for b in range(3):
-        predicted, _ = by_enumeration(task, program, b)
-        assert np.abs(best[b] - np.array(predicted, float)).max() < 1e-12
+    check_traces(task, task.draw(3, 5, 1, np.random.default_rng(2), schedule), monkeypatch)
 
 
 def test_coins_fall_as_the_schedule_says():
@@ -44,32 +35,25 @@ def test_coins_fall_as_the_schedule_says():
     assert honest.executed[:, 0].all()
     assert abs(honest.executed[:, 1:].mean() - 0.5) < 6 * 0.5 / 4000**0.5
 
-    forced = task.draw_forced(500, 7, np.random.default_rng(4))
-    assert forced.executed.shape == (500, 9)
+    forced = task.draw(500, 9, 1, np.random.default_rng(4), "forced")
     assert forced.executed[:, 0].all() and not forced.executed[:, 1:-1].any()
     assert abs(forced.executed[:, -1].mean() - 0.5) < 6 * 0.5 / 500**0.5
 
     usual = task.draw(500, 8, 2, np.random.default_rng(5))
     against = task.draw(500, 8, 2, np.random.default_rng(5), "against")
-    for ours, theirs in zip(against[:3], usual[:3]):
-        assert (ours == theirs).all()
     p = against.probability
+    assert (p == usual.probability).all()
     assert against.executed[p == 0.25].all() and not against.executed[p == 0.75].any()
     same = (p == 0.5) | (p == 1)
     assert (against.executed[same] == usual.executed[same]).all()
 
 
-def test_a_cycle_leaves_the_belief_ahead_of_each_reveal_as_it_was():
-    """Only the number of cycles differs, and a reader need not count."""
-    task = task_of()
-    program = task.draw(9, 20, 1, np.random.default_rng(3), "adversarial")
-    beliefs, _ = task.automaton.filter(task.symbols(program))
-    beliefs = beliefs[:, 3::2]  # ahead of each reveal, from the first cycle on
-    assert np.abs(beliefs - beliefs[:, :1]).max() < 1e-12
-    assert ((beliefs[:, 0] == 0.5).sum(-1) == 2).all()
-
-
 # --- What training shows --------------------------------------------------------------------------
+
+def test_other_repetitions_are_refused():
+    with pytest.raises(UserError, match="honest, forced or half"):
+        RepetitionTask(Group("S3"), "swap", repetitions="honset")
+
 
 @pytest.mark.parametrize("repetitions, share", [("honest", 0), ("half", 0.5), ("forced", 1)])
 def test_a_quarter_of_the_batches_of_sparse_stages_are_repetitions(repetitions, share):
@@ -93,7 +77,7 @@ def test_only_the_last_reveal_of_a_forced_repetition_counts_in_the_loss():
     """There the coin is honest. Other values at the forced reveals leave both losses as they are:
     the target is IGNORED. All other tokens count as ever."""
     task = task_of(cycles=3)
-    traces = task.batch_of(task.draw_forced(5, 3, np.random.default_rng(6)))
+    traces = task.batch_of(task.draw(5, 5, 1, np.random.default_rng(6), "forced"))
     batch = only_last_reveal(traces)
     places = traces.reveals[0].nonzero()[0]
     kept = np.delete(np.arange(batch.targets.shape[1]), places[:-1])
@@ -155,11 +139,10 @@ def test_a_cell_is_trained_recorded_and_not_made_again(tmp_path, monkeypatch, ca
     row, = experiments.records("adversary")
     assert cell.items() <= row.items()
     assert row["finished"]
-    results = row["results"]
-    assert results["random"][0]["kl"] != results["against"][0]["kl"]  # schedules of their own
-    by_cycle = results["adversarial"][0]["kl_by_position"]
+    assert column_of(row, "random", None) != column_of(row, "against", None)
+    by_cycle = row["results"]["adversarial"][0]["kl_by_position"]
     assert column_of(row, "adversarial", 16) == by_cycle[16]
-    assert column_of(row, "adversarial", 256) is None and column_of(row, "against", None) > 0
+    assert column_of(row, "adversarial", 256) is None
 
     capsys.readouterr()
     adversary.main([])
@@ -168,35 +151,21 @@ def test_a_cell_is_trained_recorded_and_not_made_again(tmp_path, monkeypatch, ca
 
 
 def test_the_finding_says_what_is_recorded():
-    """The counts and ranges of the docstring, made from the rows that it names."""
-    def at(cycle, arm, seeds, **conditions):
-        rows = experiments.records("adversary", arm=arm, group="S3", uncertain=0.25,
-                                   last_steps=2000, **conditions)
-        return [column_of(row, "adversarial", cycle) for row in rows if row["seed"] in seeds]
+    """The counts of seeds that keep the belief, and the ranges that stand in the docstring."""
+    def at_64(arm, repetitions, cycles, seeds):
+        rows = experiments.records("adversary", **adversary.USUAL, arm=arm, cycles=cycles,
+                                   repetitions=repetitions)
+        return [column_of(row, "adversarial", 64) for row in rows if row["seed"] in seeds]
 
     new = range(10, 15)
-    honest = []
-    for cycles, seeds in [(1, range(5)), (4, range(5)), (16, range(5)), (32, new)]:
-        honest += at(64, "linrnn", seeds, repetitions="honest", cycles=cycles)
-    assert len(honest) == 20 and min(honest) > KEPT
-
-    forced = {"repetitions": "forced", "cycles": 32}
-    half = {"repetitions": "half", "cycles": 32}
-    assert sum(kl <= KEPT for kl in at(64, "linrnn", new, **forced)) == 5
-    assert sum(kl <= KEPT for kl in at(64, "linrnn", new, **half)) == 4
-    assert sum(kl <= KEPT for kl in at(64, "lstm", new, **half)) == 4
-    assert sum(kl <= KEPT for kl in at(64, "lstm", new, repetitions="honest", cycles=32)) == 5
-    assert sum(kl <= KEPT for kl in at(256, "linrnn", new, **half)) == 2
-    assert sum(kl <= KEPT for kl in at(64, "linrnn-beta1", new, **half)) == 3
-    assert sum(kl <= KEPT for kl in at(64, "transformer", new, **half)) == 0
-    few = []
-    for arm in ("linrnn-1-head", "linrnn-2-heads", "linrnn-3-heads"):
-        few += at(64, arm, new, **half)
-    six = at(64, "linrnn-6-heads", new, **half)
-    assert sum(kl <= KEPT for kl in few) == 9 and sum(kl <= KEPT for kl in six) == 2
-    for values in (honest, at(64, "linrnn", new, **forced), at(64, "linrnn", new, **half),
-                   at(256, "linrnn", new, **half), at(64, "linrnn-beta1", new, **half), few, six,
-                   at(64, "lstm", new, **half), at(64, "transformer", new, **half),
-                   at(64, "lstm", new, repetitions="honest", cycles=32)):
-        assert len(values) in (3, 5, 9, 20)
-        assert spread(values) in adversary.__doc__, spread(values)
+    honest = at_64("linrnn", "honest", 32, new)
+    for cycles in (1, 4, 16):
+        honest += at_64("linrnn", "honest", cycles, range(5))
+    for kept, of, values in [(0, 20, honest),
+                             (5, 5, at_64("lstm", "honest", 32, new)),
+                             (5, 5, at_64("linrnn", "forced", 32, new)),
+                             (4, 5, at_64("linrnn", "half", 32, new))]:
+        assert (sum(kl <= KEPT for kl in values), len(values)) == (kept, of)
+        assert spread(values) in adversary.__doc__
+    for arm in ("linrnn-beta1", "linrnn-1-head", "linrnn-2-heads"):
+        assert max(at_64(arm, "half", 32, new)) <= KEPT

@@ -12,88 +12,20 @@ import torch
 from conftest import session, typed_lines
 
 from data import Group
-from experiments.beliefs import (COINS, PFSA, CoinTask, Program, flip_coin, joint_matrices, leak,
-                                 main, marginal_gap, marginal_predictions, rescaled_scan,
-                                 show_value)
+from experiments.beliefs import (COINS, PFSA, CoinTask, Program, flip_coin, joint_matrices, main,
+                                 marginal_predictions, rescaled_scan, show_value, sinkhorn)
 from scan import delta_rule_recurrent, exchange_key
 
 
-# --- The filter of any automaton ------------------------------------------------------------------
-
-def test_an_impossible_reveal_and_a_table_of_old_by_new_are_refused():
-    """Two states that stay: a trace that reveals one and then the other is refused."""
-    automaton = PFSA([np.eye(2)] * 3, [[True, False], [False, True], [True, True]], [0.5, 0.5])
+def test_an_impossible_reveal_is_refused():
+    """Two states that stay: a trace that reveals one and then the other."""
+    reveals = np.array([[True, False], [False, True], [True, True]])
+    automaton = PFSA(np.stack([np.eye(2)] * 3), reveals, np.array([0.5, 0.5]))
     with pytest.raises(ValueError, match="symbol 2 of a trace fits no state"):
         automaton.filter(np.array([[2, 2, 2, 2], [0, 2, 1, 2]]))
-    with pytest.raises(ValueError, match="distribution over the new states"):
-        PFSA(leak(0.3).delta.swapaxes(1, 2), [[True] * 3], [1.0, 0.0, 0.0])
 
 
-# --- The traces -----------------------------------------------------------------------------------
-
-def check_in_python(task, program, monkeypatch):
-    """The lines of each trace, typed into Python, give the trace if the coins fall as recorded.
-    test_adversary has its own traces checked here, and by the enumeration below."""
-    tokens, reveals = task.write_program(program)
-    assert (tokens[reveals] == task.value_tokens[task.program_answers(program)].ravel()).all()
-    for row, probability, executed in zip(tokens, program.probability, program.executed):
-        text = task.decode(row)
-        assert task.encode(text) == row.tolist()
-        # random() < p: the largest number that is still below p, or p itself
-        falls = [np.nextafter(p, 0) if fell else p
-                 for p, fell in zip(probability, executed) if p < 1]
-        monkeypatch.setattr(random, "random", lambda: falls.pop(0))
-        assert session(typed_lines(text)) == text
-        assert not falls  # all coins were used
-
-
-@pytest.mark.parametrize("name, commands, share, schedule", [
-    ("S3", "swap", 0.0, "random"), ("S3", "swap", 0.25, "adversarial"),
-    ("S5", "full", 0.25, "random"), ("A4xZ5", "full", 1.0, "random")])
-def test_a_real_interpreter_shows_an_uncertain_trace_if_its_coins_fall_as_recorded(
-        name, commands, share, schedule, monkeypatch):
-    task = CoinTask(Group(name), commands, share)
-    program = task.draw(3, 12, 3, np.random.default_rng(1), schedule)
-    check_in_python(task, program, monkeypatch)
-
-
-def test_the_share_of_uncertain_commands_is_p_and_each_coin_falls_as_its_number_says():
-    """Equally many in every trace where P L is whole; executed with the probability shown."""
-    task = CoinTask(Group("S3"), "swap", 0.25)
-    program = task.draw(4000, 16, 4, np.random.default_rng(4))
-    assert ((program.probability < 1).sum(1) == 4).all()
-    for coin in COINS:
-        fell = program.executed[program.probability == coin]
-        assert abs(len(fell) - 16000 / 3) < 6 * 16000**0.5 / 2
-        assert abs(fell.mean() - coin) < 6 * (coin * (1 - coin) / len(fell))**0.5
-    assert program.executed[program.probability == 1].all()
-
-
-def test_the_adversary_reveals_one_variable_of_the_swap_that_never_happens():
-    task = CoinTask(Group("S3"), "full", 0.5)
-    program = task.draw(50, 12, 3, np.random.default_rng(18), "adversarial")
-    assert (program.asked == program.asked[:, :1]).all() and len(np.unique(program.asked)) > 1
-    certain = np.arange(12) < 3
-    assert (program.probability == np.where(certain, 1, 0.5)).all()
-    assert (program.executed == certain).all()
-    cycle = program.commands[:, 3:]
-    assert (cycle == cycle[:, :1]).all() and ((cycle != np.arange(3)).sum(-1) == 2).all()
-    assert (np.take_along_axis(cycle[:, 0], program.asked[:, :1], 1) != program.asked[:, :1]).all()
-
-
-def test_a_batch_carries_what_the_filter_predicts_and_only_a_test_knows_a_schedule():
-    """best: the filter at the values, 0 elsewhere."""
-    task = CoinTask(Group("S3"), "swap", 0.5)
-    task.schedule = "adversarial"
-    for make, schedule in [(task.training_batch, "random"), (task.test_batch, "adversarial")]:
-        batch = make(7, 8, 2, np.random.default_rng(5))
-        program = task.draw(7, 8, 2, np.random.default_rng(5), schedule)
-        assert (batch.inputs == task.write_program(program)[0][:, :-1]).all()
-        assert (batch.best[..., task.value_tokens] == task.best_predictions(program)).all()
-        assert np.abs(batch.best.sum(-1) - 1).max() < 1e-12
-
-
-# --- The filter of these traces -------------------------------------------------------------------
+# --- The traces and their filter ------------------------------------------------------------------
 
 def by_enumeration(task, program, b):
     """Every way that the coins of trace b can fall, with its probability, in exact fractions.
@@ -118,17 +50,75 @@ def by_enumeration(task, program, b):
     return mass / mass.sum(1, keepdims=True), mass[-1, truth[-1]]
 
 
-@pytest.mark.parametrize("name, commands", [("S3", "full"), ("S4", "swap"), ("D4", "full")])
-def test_the_filter_is_the_enumeration_of_all_coins(name, commands):
-    """Predictions at every reveal and the probability of all of them, to 1e-12."""
-    task = CoinTask(Group(name), commands, 0.75)
-    program = task.draw(3, 8, 2, np.random.default_rng(5))
+def check_traces(task, program, monkeypatch):
+    """Python shows each trace to the letter if its coins fall as recorded. The filter's predictions
+    and the probability of all reveals are those of the enumeration of all coins."""
+    tokens, reveals = task.write_program(program)
+    assert (tokens[reveals] == task.value_tokens[task.program_answers(program)].ravel()).all()
+    for row, probability, executed in zip(tokens, program.probability, program.executed):
+        text = task.decode(row)
+        assert task.encode(text) == row.tolist()
+        # random() < p: the largest number that is still below p, or p itself
+        falls = [np.nextafter(p, 0) if fell else p
+                 for p, fell in zip(probability, executed) if p < 1]
+        monkeypatch.setattr(random, "random", lambda: falls.pop(0))
+        assert session(typed_lines(text)) == text
+        assert not falls  # all coins were used
+
     best = task.best_predictions(program)
     _, log_evidence = task.automaton.filter(task.symbols(program))
-    for b in range(3):
+    for b in range(len(tokens)):
         predicted, evidence = by_enumeration(task, program, b)
         assert np.abs(best[b] - predicted.astype(float)).max() < 1e-12
         assert abs(np.exp(log_evidence[b].sum()) / float(evidence) - 1) < 1e-12
+
+
+@pytest.mark.parametrize("name, commands, share, schedule", [
+    ("S3", "swap", 0.0, "random"), ("S4", "swap", 0.75, "adversarial"),
+    ("S5", "full", 0.25, "random"), ("D4", "full", 0.75, "random"),
+    ("A4xZ5", "full", 1.0, "random")])
+def test_a_trace_is_a_python_session_with_an_exact_filter(name, commands, share, schedule,
+                                                          monkeypatch):
+    task = CoinTask(Group(name), commands, share)
+    check_traces(task, task.draw(3, 8, 2, np.random.default_rng(5), schedule), monkeypatch)
+
+
+def test_the_share_of_uncertain_commands_is_p_and_each_coin_falls_as_its_number_says():
+    """Equally many in every trace where P L is whole; executed with the probability shown."""
+    task = CoinTask(Group("S3"), "swap", 0.25)
+    program = task.draw(4000, 16, 4, np.random.default_rng(4))
+    assert ((program.probability < 1).sum(1) == 4).all()
+    for coin in COINS:
+        fell = program.executed[program.probability == coin]
+        assert abs(len(fell) - 16000 / 3) < 6 * 16000**0.5 / 2
+        assert abs(fell.mean() - coin) < 6 * (coin * (1 - coin) / len(fell))**0.5
+    assert program.executed[program.probability == 1].all()
+
+
+def test_the_adversary_reveals_one_variable_of_the_swap_that_never_happens():
+    """The filter's belief ahead of each reveal is the same: half of each value of the pair."""
+    task = CoinTask(Group("S3"), "full", 0.5)
+    program = task.draw(50, 12, 3, np.random.default_rng(18), "adversarial")
+    assert (program.asked == program.asked[:, :1]).all() and len(np.unique(program.asked)) > 1
+    certain = np.arange(12) < 3
+    assert (program.probability == np.where(certain, 1, 0.5)).all()
+    assert (program.executed == certain).all()
+    cycle = program.commands[:, 3:]
+    assert (cycle == cycle[:, :1]).all() and ((cycle != np.arange(3)).sum(-1) == 2).all()
+    best = task.best_predictions(program)[:, 1:]
+    assert (best == best[:, :1]).all() and ((best == 0.5).sum(-1) == 2).all()
+
+
+def test_a_batch_carries_what_the_filter_predicts_and_only_a_test_knows_a_schedule():
+    """best: the filter at the values, 0 elsewhere."""
+    task = CoinTask(Group("S3"), "swap", 0.5)
+    task.schedule = "adversarial"
+    for make, schedule in [(task.training_batch, "random"), (task.test_batch, "adversarial")]:
+        batch = make(7, 8, 2, np.random.default_rng(5))
+        program = task.draw(7, 8, 2, np.random.default_rng(5), schedule)
+        assert (batch.inputs == task.write_program(program)[0][:, :-1]).all()
+        assert (batch.best[..., task.value_tokens] == task.best_predictions(program)).all()
+        assert np.abs(batch.best.sum(-1) - 1).max() < 1e-12
 
 
 # --- Two linear representations -------------------------------------------------------------------
@@ -155,20 +145,22 @@ def test_a_coin_flip_of_an_exchange_is_a_delta_step_with_beta_2p():
 
 
 def test_marginals_and_sinkhorn_have_a_gap_to_the_filter_in_exact_arithmetic():
-    """Exact up to the first reveal and for certain commands; after it the KL is above 0, and never
-    infinite: marginals say nothing of how the variables depend on each other."""
+    """Exact up to the first reveal and for certain commands. After it they are off, and never rule
+    out what can happen: marginals say nothing of how the variables depend on each other."""
     for share in (0.0, 0.5):
         task = CoinTask(Group("S4"), "swap", share)
         program = task.draw(30, 12, 2, np.random.default_rng(12))
         best, marginal = task.best_predictions(program), marginal_predictions(task, program)
-        assert np.abs(marginal - best)[:, :1 if share else None].max() < 1e-9
-        assert (marginal[best > 0] > 0).all() and np.abs(marginal.sum(-1) - 1).max() < 1e-6
-        assert (marginal_gap(task, 12, 2) > 1e-4) == (share > 0)
+        gap = np.abs(marginal - best).max((0, 2))  # at each reveal
+        assert gap[0] < 1e-9 and (marginal[best > 0] > 0).all()
+        assert gap.max() > 0.01 if share else gap.max() < 1e-9
+    H = sinkhorn(torch.rand(5, 4, 4, dtype=torch.float64))
+    assert (H.sum(-1) - 1).abs().max() < 1e-8 and (H.sum(-2) - 1).abs().max() < 1e-8
 
 
 # --- The rescaled scan ----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("length", [1, 37, 1000])
+@pytest.mark.parametrize("length", [1, 37])
 def test_the_rescaled_scan_is_the_filter(length):
     """f(A f(x)) = f(A x): it does not matter when one divides. Beliefs and log-evidence at every
     step of a random automaton, whose symbols exclude one state, or none, and move then, to 1e-10.
@@ -176,7 +168,7 @@ def test_the_rescaled_scan_is_the_filter(length):
     rng = np.random.default_rng(6)
     delta = rng.dirichlet([0.3] * 4, size=(5, 4)).swapaxes(1, 2)
     rho = np.arange(4) != np.arange(5)[:, None]
-    automaton = PFSA(delta, rho, [0.4, 0.3, 0.2, 0.1])
+    automaton = PFSA(delta, rho, np.array([0.4, 0.3, 0.2, 0.1]))
     symbols = rng.integers(5, size=(1, length + 1))
     beliefs, log_evidence = automaton.filter(symbols)
     ours, evidence = rescaled_scan(joint_matrices(automaton, symbols[0, :-1]),
@@ -207,9 +199,8 @@ def test_an_uncertain_run_is_trained_and_read_back_as_its_task(tmp_path, capsys,
 
     main(["eval", str(tmp_path), "--traces", "4", "--json"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    config = found["config"]
-    assert (config["uncertain"], config["format"], config["commands"]) == (0.5, "coins", "swap")
-    assert config["options"]["conv_width"] == 9
+    wanted = {"format": "coins", "group": "S3", "commands": "swap", "uncertain": 0.5}
+    assert wanted.items() <= found["config"].items()
     assert found["results"][0]["kl"] > 0
 
 
