@@ -1,15 +1,13 @@
 """Which head of a linear RNN tracks the state, with which beta and keys, and what does it hold?
 
-Finding, on the five stored models of S5, seeds 0-4. One head of four tracks, with beta near 2 at
-all five right-hand names of a command, and only this head needs its reflections: with its beta in
-[0, 1] 19 to 26% of the reveals are right at (64,2), where chance is 20%, and that of another head
-costs nothing. Its keys are not in general those of the swap machine that scan.py builds by hand:
-the inner products of the keys correlate by .90, .64, .50, .53 and .79. What the head holds is a
-linear image of the permutation: a linear map reads it off all of 64 states at 64 commands, off 98
-to 100% of them at 256, and off 0 to 36% at 512, where the state has drifted.
+Finding, on the five stored models of S5. One head of four tracks, with beta near 2 at all five
+right-hand names of a command, and only this head needs its reflections. Its keys are not in general
+those of the swap machine that scan.py builds by hand: their inner products correlate by .50 to .90.
+What the head holds is a linear image of the permutation, until the state has drifted: a linear map
+reads it off all of 64 states at 64 commands, and off 0 to 36% at 512.
 
 A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and in
-the state that model.stream returns. With one layer behind the local block the entry is 1.
+the state that model.stream returns. Behind one local block the entry of the first layer is 1.
 
 Commands, where RUN is experiments/results/models/linrnn-S5-seed0 (some 20 seconds each):
     python -m experiments.inside RUN                 beta, keys, and what can be read off the state
@@ -36,10 +34,7 @@ from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, excha
 
 
 def load_repl_run(folder, device="cpu", words=False):
-    """load_run, for a run on REPL traces, or on words, if they are welcome.
-
-    Raises: UserError for a run of any other format.
-    """
+    """load_run, for a run on REPL traces, or on words if they are welcome.  Raises: UserError."""
     checkpoint, task, model = load_run(folder, device)
     name = checkpoint["config"]["format"]
     if name != "repl" and not (words and name == "word"):
@@ -49,30 +44,27 @@ def load_repl_run(folder, device="cpu", words=False):
 
 
 def traces_of_commands(model, task, traces, length, rng):
-    """Random traces without a reveal: tokens [B, T], on the model's device; commands [B, L, n]."""
+    """Random traces without a reveal: tokens [B, T], on the model's device; commands [B, L, n]; and
+    the place of the first command, behind the lines `>>> a = 1`.
+    """
     commands = draw_commands(task.group, task.commands, (traces, length), rng)
     if isinstance(task, WordTask):
-        tokens = task.group.index(commands)
+        tokens, begin = task.group.index(commands), 0
     else:
         start = np.tile(task.start_tokens(), (traces, 1))
         lines = task.command_tokens(commands).reshape(traces, -1)
-        tokens = np.hstack([start, lines])
-    return torch.from_numpy(tokens).to(device_of(model)), commands
-
-
-def tokens_ahead(task):
-    """Tokens of a trace ahead of its first command: the lines `>>> a = 1`, or none of words."""
-    return 0 if isinstance(task, WordTask) else len(task.start_tokens())
+        tokens, begin = np.hstack([start, lines]), start.shape[1]
+    return torch.from_numpy(tokens).to(device_of(model)), commands, begin
 
 
 # --- Which head tracks ----------------------------------------------------------------------------
 
-def delta_blocks(model):
-    """The DeltaBlocks of a model: {entry: block}. Other models have none."""
-    found = {}
+def all_heads(model):
+    """The heads of all DeltaBlocks: [(entry, head)]. Other models have none."""
+    found = []
     for entry, block in enumerate(model.blocks):
         if isinstance(block, DeltaBlock):
-            found[entry] = block
+            found += [(entry, head) for head in range(block.heads)]
     return found
 
 
@@ -92,15 +84,12 @@ def scan_inputs(model, tokens):
 def tracking_heads(model, task):
     """The heads that keep what they held before a trace, and move it: [(entry, head)].
 
-    Start at S = I and write nothing. Then the scan over 32 commands, or 128 words, which have fewer
-    tokens, returns the product P of its steps. E|P|^2 - |E P|^2, over random traces, counts the
-    directions that are kept and moved. The count is 0 for a head that forgets, where P = 0, and for
-    one that merely remembers, whose P is the same for all traces. A group that moves anything moves
-    a direction or more.
+    Start at S = I and write nothing. Then the scan returns the product P of its steps. E|P|^2 -
+    |E P|^2, over random traces, counts the directions that are kept and moved. The count is 0 for a
+    head that forgets, where P = 0, and for one that merely remembers, whose P is always the same.
     """
-    length = 128 if isinstance(task, WordTask) else 32
-    tokens, _ = traces_of_commands(model, task, 64, length, generator(0, "valid", 32, 32))
-    begin = tokens_ahead(task)  # the lines `>>> a = 1` write into the state
+    length = 128 if isinstance(task, WordTask) else 32  # a word has one token only
+    tokens, _, begin = traces_of_commands(model, task, 64, length, generator(0, "valid", 32, 32))
 
     found = []
     for entry, inputs in scan_inputs(model, tokens).items():
@@ -122,12 +111,10 @@ def in_commands(model, task):
     Of a token with several writes the first is taken.
     Returns: tokens [commands, line], {entry: (k [commands, line, H, K], beta [commands, line, H])}.
     """
-    tokens, commands = traces_of_commands(model, task, 64, 64, generator(0, "valid"))
-    begin = len(task.start_tokens())
+    tokens, _, begin = traces_of_commands(model, task, 64, 64, generator(0, "valid"))
 
     def by_line(x):  # [B, T, ...] -> [commands, line, ...]
-        line = (x.shape[1] - begin) // commands.shape[1]
-        return x[:, begin:].unflatten(1, (-1, line)).flatten(0, 1)
+        return x[:, begin:].unflatten(1, (64, -1)).flatten(0, 1)
 
     found = {}
     for entry, (_, k, _, beta) in scan_inputs(model, tokens).items():
@@ -137,10 +124,7 @@ def in_commands(model, task):
 
 
 def beta_by_place(model, task):
-    """Mean beta at each place in the line of a command: [layers, heads, line].
-
-    Source: the paper's figure 5.
-    """
+    """Mean beta at each place in the line of a command: [layers, heads, line]."""
     _, found = in_commands(model, task)
     return torch.stack([beta.mean(0).T for _, beta in found.values()]).cpu()
 
@@ -148,8 +132,7 @@ def beta_by_place(model, task):
 def right_hand_keys(model, task, entry, head):
     """A head's mean key where the name y stands as i-th on the right: [n, n, K] (place i, name y).
 
-    For full commands. k and -k make the same step, so the mean is the unit vector that is closest
-    to the keys up to their signs.
+    k and -k make the same step: the mean is the unit vector closest to the keys up to their signs.
     """
     n = task.group.degree
     right = slice(n + 2, 2 * n + 2)  # `>>> `, n names, ` = `, n names
@@ -173,34 +156,30 @@ def likeness(keys):
     rotation of all keys, or the sign of one, changes nothing.
     """
     n = len(keys)
-    place, name = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
-    pairs = np.triu_indices(n * n, 1)
+    place, name = torch.cartesian_prod(torch.arange(n), torch.arange(n)).T
     products = []
-    for k in (keys.double(), exchange_key(place, name + n, 2 * n)):
-        listed = k.flatten(0, 1)
-        products.append((listed @ listed.T).abs().numpy()[pairs])
-    return float(np.corrcoef(*products)[0, 1])
+    for k in (keys.double().flatten(0, 1), exchange_key(place, name + n, 2 * n)):
+        products.append((k @ k.T).abs()[np.triu_indices(n * n, 1)])
+    return torch.corrcoef(torch.stack(products))[0, 1].item()
 
 
 # --- What a head is worth -------------------------------------------------------------------------
 
 def intervene(model, task, limits, traces=64):
     """Accuracy at (64,2) with the beta of ONE head scaled from [0, beta_max] to [0, limit], the
-    other heads as trained: [layers, heads, limits].  Source: the paper's figure 6.
+    other heads as trained: [layers, heads, limits].
     """
     accuracy = []
-    for block in delta_blocks(model).values():
+    for entry, head in all_heads(model):
+        block = model.blocks[entry]
         trained = block.beta_max
-        rows = np.empty((block.heads, len(limits)))
-        for head in range(block.heads):
-            scaled = torch.full((block.heads, 1, 1), float(trained), device=device_of(model))
-            block.beta_max = scaled
-            for i, limit in enumerate(limits):
-                scaled[head] = limit
-                rows[head, i] = evaluate(model, task, 64, 2, traces)["all"]
+        scaled = torch.full((block.heads, 1, 1), float(trained), device=device_of(model))
+        block.beta_max = scaled
+        for limit in limits:
+            scaled[head] = limit
+            accuracy.append(evaluate(model, task, 64, 2, traces)["all"])
         block.beta_max = trained
-        accuracy.append(rows)
-    return np.stack(accuracy)
+    return np.reshape(accuracy, (-1, block.heads, len(limits)))
 
 
 # --- Where in a trace a state can be read ---------------------------------------------------------
@@ -238,8 +217,7 @@ def collect_states(model, task, heads, traces, length, rng):
     Shapes: states [B, L, heads, K, V], a tensor; perms [B, L, n], an array.
     """
     # One command more than is read: the last one settles in the line after it.
-    tokens, commands = traces_of_commands(model, task, traces, length + 1, rng)
-    begin = tokens_ahead(task)
+    tokens, commands, begin = traces_of_commands(model, task, traces, length + 1, rng)
     line = (tokens.shape[1] - begin) // (length + 1)
     begin += settling_tokens(task)
 
@@ -293,8 +271,7 @@ class LinearImage:
     """Equation (1), fitted by least squares, in float64, to states of these heads.
 
     Shapes: states [..., heads, K, V], a tensor; perms [..., n], an array.
-    signed: also fit the sign of the permutation, which is not linear in P. Of words a head may hold
-        it beside those that hold P.
+    signed: fit the sign of the permutation. It is not linear in P, and a head may hold it alone.
     Attributes: sizes, the lengths of the directions; explained, of each head the share of the
         spread of its states that is in the image.
     """
@@ -331,10 +308,7 @@ class LinearImage:
         return numbers[..., :self.n**2].unflatten(-1, (self.n, self.n))
 
     def correct(self, states):
-        """The image of the nearest permutation, in place of each state: (1) without its noise.
-
-        Shapes: states [..., heads, K, V] -> the same.
-        """
+        """The image of the nearest permutation, in place of each state: (1) without its noise."""
         perms = nearest(self.read(states))
         numbers = self.numbers(perms.cpu()).to(states)
         return (self.mean + (numbers - self.average) @ self.B).view_as(states)
@@ -395,15 +369,15 @@ def main(argv=None):
 
     with one_line_errors(parser):
         checkpoint, task, model = load_repl_run(args.run)
-        blocks, config = delta_blocks(model), checkpoint["config"]
-        if not blocks:
+        heads, config = all_heads(model), checkpoint["config"]
+        if not heads:
             raise UserError(f"only a linrnn has beta and keys; this run is a {config['model']}")
 
     tracking = tracking_heads(model, task)
     names = []
-    for entry, block in blocks.items():
-        for head in range(block.heads):
-            names.append(f"{entry}:{head}" + "*" * ((entry, head) in tracking))
+    for entry, head in heads:
+        mark = "*" if (entry, head) in tracking else ""
+        names.append(f"{entry}:{head}{mark}")
     print("heads as entry:head; those with a * track")
 
     if args.intervene:

@@ -6,18 +6,13 @@ read P off the state, take the nearest permutation, and write its image back. No
 no state is listed: S26 has 4 * 10^26 of them.
 
 Finding (results/snap.jsonl). Put back after every command, every reveal is right in 32 of 32 traces
-of 8,192 commands: on five of five seeds of S5, on two of two of S8, S12, S16, S20 and S26, and on
-one seed of six other tasks; alone the five of S5 have 23 to 28% of these reveals, near chance
-(20%). For 2,048 commands one snap in 192 suffices on S5, one in 64 on S8 and S12, and one in 128 on
-the one seed of S26 that was tried. The automaton inside the network, found by clustering alone, is
-the group in ten of ten runs.
+of 8,192 commands, on all seeds from S5 to S26. Alone the five of S5 have 23 to 28% of these
+reveals, near chance (20%). Of words every label is right in 16 of 16 traces of 8,192, on five of
+five seeds of S5, if all other heads are set to their mean, too. The automaton inside the network,
+found by clustering alone, is the group in ten of ten runs.
 
-Words can be snapped, too, if all other heads are set to their mean as well: every label is right in
-16 of 16 traces of 8,192 words, on five of five seeds (S5 with R = 4). On one of them a head holds
-the sign of the permutation alone, so the sign is part of what is written back.
-
-An error becomes permanent: a state once put on the wrong place stays wrong. And a belief about
-uncertain commands has no permutation to go back to.
+A state that is once put on the wrong place stays wrong. And a belief about uncertain commands has
+no permutation to go back to.
 
 Commands, where RUN is experiments/results/models/linrnn-S5-seed0:
     python -m experiments.snap                  the recorded runs, a row each
@@ -44,7 +39,7 @@ from data import (UserError, WordTask, generator, number, one_line_errors, parse
                   stages, try_stages)
 from eval import device_of, evaluate_and_print
 from experiments import record, records
-from experiments.inside import (LinearImage, collect_states, delta_blocks, load_repl_run, nearest,
+from experiments.inside import (LinearImage, all_heads, collect_states, load_repl_run, nearest,
                                 read_heads, settling_tokens, tracking_heads, write_heads)
 from models import choose_device
 
@@ -61,22 +56,21 @@ class Untracked(UserError):
 def fit_image(model, task, heads):
     """The LinearImage of these heads, and how well it holds on 16 fresh traces of 16 commands.
 
-    The fit takes 64 traces, or n^2 / 4: four states or more for each direction. A head of which it
-    explains less than EXPLAINED moves what it keeps, but holds no permutation, and is left out.
+    A head of which the image explains less than EXPLAINED holds no permutation, and is left out.
     Returns: (image, numbers). The residual is what the image leaves of the fresh states, as a share
     of their spread.
     Raises: Untracked if fewer than 95% of the fresh states are read as the permutation they hold.
     """
     if not heads:
         raise Untracked("no head of this model tracks; `python eval.py RUN` evaluates it alone")
-    traces = max(64, task.group.degree**2 // 4)
+    traces = max(64, task.group.degree**2 // 4)  # four states or more for each direction
     states, perms = collect_states(model, task, heads, traces + 16, 16, generator(0, "valid", 16))
     signed = isinstance(task, WordTask)
     image = LinearImage(heads, states[:traces], perms[:traces], signed)
 
     kept = (image.explained >= EXPLAINED).nonzero().flatten().tolist()
     if kept and len(kept) < len(heads):
-        heads = [heads[number] for number in kept]
+        heads = [heads[i] for i in kept]
         states = states[:, :, kept]
         image = LinearImage(heads, states[:traces], perms[:traces], signed)
 
@@ -98,11 +92,7 @@ def resting_heads(model, task, tracking):
     Of a line of text they keep what the next token needs, and lose it with the next line. In words
     there are no lines: what they hold grows with every word, and in the end it drowns the answer.
     """
-    others = []
-    for entry, block in delta_blocks(model).items():
-        for head in range(block.heads):
-            if (entry, head) not in tracking:
-                others.append((entry, head))
+    others = [head for head in all_heads(model) if head not in tracking]
     if not others:
         return None
     states, _ = collect_states(model, task, others, 64, 16, generator(0, "valid", 16))
@@ -112,21 +102,26 @@ def resting_heads(model, task, tracking):
 class Snapped(nn.Module):
     """A model whose tracking heads are put back at every `interval`-th settled place of a trace.
 
-    It is streamed as the model itself is. Snapping waits for the next token, so a returned state is
-    the model's own. State: that of the model, the last two tokens [B, 2], the settled places [B].
-
+    Snapping waits for the next token, so a returned state is the model's own.
+    State: that of the model, the last two tokens [B, 2], the number of settled places [B].
     rest: heads that are set to one S at the same places, from resting_heads; needed for words.
     """
 
     def __init__(self, model, task, image, interval=1, rest=None):
         super().__init__()
-        self.model, self.image, self.interval, self.rest = model, image, interval, rest
-        self.words = isinstance(task, WordTask)
-        if self.words:
-            return
-        # A settled place is after a comma name and `=`, or a newline for swaps, and nowhere else.
-        self.commas = torch.tensor([task.vocab.index(f", {name}") for name in task.names])
-        self.mark = task.vocab.index("\n" if task.commands == "swap" else " = ")
+        self.model, self.task, self.image = model, task, image
+        self.interval, self.rest = interval, rest
+
+    def settled(self, window):
+        """Ahead of which tokens a command has settled, by the two before: [B, T + 2] -> [B, T]."""
+        vocab = self.task.vocab
+        if isinstance(self.task, WordTask):
+            return window[:, 1:-1] >= 0  # each word but the first has one ahead of it
+
+        # After a comma name and `=`, or a newline for swaps, and nowhere else.
+        commas = [vocab.index(f", {name}") for name in self.task.names]
+        mark = vocab.index("\n" if self.task.commands == "swap" else " = ")
+        return torch.isin(window[:, :-2], window.new_tensor(commas)) & (window[:, 1:-1] == mark)
 
     @torch.no_grad()
     def stream(self, tokens, state=None):
@@ -139,11 +134,7 @@ class Snapped(nn.Module):
 
         # due [B, T]: ahead of which tokens which traces are put back.
         window = torch.cat([past, tokens], 1)
-        if self.words:
-            settled = window[:, 1:-1] >= 0  # each word but the first has one ahead of it
-        else:
-            after_comma = torch.isin(window[:, :-2], self.commas.to(window))
-            settled = after_comma & (window[:, 1:-1] == self.mark)
+        settled = self.settled(window)
         count = count.unsqueeze(1) + settled.cumsum(1)
         due = settled & (count % self.interval == 0)
 
@@ -228,9 +219,9 @@ def transitions(model, task, heads, states):
 def compare(table, start, group, alphabet):
     """Is an automaton the group? Returns (agree, isomorphic): transitions that agree, and whether.
 
-    The start is the identity. So each element gets the state to which a shortest word of it leads.
-    The commands keep their names, so no other naming can be an isomorphism. Hence table and group
-    are isomorphic if and only if each state stands for one element and every transition agrees.
+    The start is the identity. So each element gets the state to which a shortest word of it leads,
+    and no other naming can be an isomorphism: the two are isomorphic if and only if each state
+    stands for one element and every transition agrees.
     """
     column = {command.tobytes(): number for number, command in enumerate(alphabet)}
     state_of = np.empty(group.order, int)
@@ -247,10 +238,7 @@ def compare(table, start, group, alphabet):
 
 
 def extract(model, task, heads):
-    """Whether the automaton inside the network is the group: a dict.
-
-    Neither the number of the states nor their meaning is told.  Raises: Untracked.
-    """
+    """Whether the automaton inside the network is the group: a dict.  Raises: Untracked."""
     states = find_states(model, task, heads)
     table, start = transitions(model, task, heads, states)
     agree, isomorphic = compare(table, start, task.group, task.alphabet)
@@ -267,10 +255,7 @@ def name_of(config):
 
 
 def print_records():
-    """A line for each row of results/snap.jsonl: its longest traces, or the automaton inside.
-
-    `interval` is the number of commands from snap to snap, 0 for a model alone.
-    """
+    """A line for each row of results/snap.jsonl: its longest traces, or the automaton inside."""
     for row in records("snap"):
         config, last = row["config"], row["results"][-1]
         name = f"{name_of(config)}, seed {row['seed']}:"
@@ -278,7 +263,8 @@ def print_records():
             print_automaton(name, row["extract"])
         else:
             whole = round(last["perfect"] * last["traces"])
-            print(f"{name:<20} put back after {row['interval'] or 'none':>4} commands; of "
+            interval = row["interval"] or "none"  # 0: the model alone
+            print(f"{name:<20} put back after {interval:>4} commands; of "
                   f"{last['length']:6,} commands {last['all']:6.1%} of the reveals right, "
                   f"{whole:2} of {last['traces']:2} traces")
 

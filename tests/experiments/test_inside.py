@@ -9,10 +9,9 @@ from machine import SwapMachine
 
 import train
 from data import Group, ReplTask, generator
-from experiments.inside import (LinearImage, beta_by_place, collect_states, delta_blocks,
-                                in_commands, intervene, likeness, main, nearest, read_heads,
-                                read_off, right_hand_keys, scan_inputs, swap_machine_errors,
-                                tracking_heads, write_heads)
+from experiments.inside import (LinearImage, beta_by_place, collect_states, in_commands, intervene,
+                                likeness, main, nearest, read_heads, read_off, right_hand_keys,
+                                scan_inputs, swap_machine_errors, tracking_heads, write_heads)
 from models import build
 from scan import delta_rule_recurrent, exchange_key
 
@@ -32,8 +31,7 @@ def traces(batch, length, spacing):
 
 def test_the_head_that_keeps_and_moves_is_found(monkeypatch):
     """Four heads with the same keys, exchanges of random slots: beta = 2 tracks; beta = 0 only
-    keeps, and beta = 1 and 1/2 forget all but the mean of the slots. The second alone is found, in
-    the layer where it is."""
+    keeps, and beta = 1 and 1/2 forget all but the mean of the slots."""
     task = ReplTask(Group("S3"))
     model = build("linrnn", len(task.vocab), d_model=24, heads=4, layers=2)
 
@@ -45,13 +43,12 @@ def test_the_head_that_keeps_and_moves_is_found(monkeypatch):
         return k[..., 0, :], k, torch.ones_like(k), beta
 
     monkeypatch.setattr(model.blocks[3], "inputs_of_scan", inputs_of_scan)
-    assert [*delta_blocks(model)] == [1, 3]
     assert tracking_heads(model, task) == [(3, 1)]
 
 
 def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():
-    """S, computed from what the block of that entry hands to its scan, token after token. What is
-    written can be read, in these heads and in no other, and the given state is left alone."""
+    """S is computed from what the block of that entry hands to its scan. What is written can be
+    read, in these heads and in no other, and the given state is left alone."""
     model = make(layers=2).double()
     tokens = traces(3, 2, 1)
     with torch.no_grad():
@@ -74,8 +71,8 @@ def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():
 # --- Beta and keys --------------------------------------------------------------------------------
 
 def test_beta_and_keys_are_sorted_by_place_and_name():
-    """Without a local block both depend on their token alone. So the key of a place and a name is
-    that of the token there, up to its sign, and the mean beta of a place is that of its tokens."""
+    """Without a local block both depend on their token alone. The key of a place and a name is
+    that of the token there, up to its sign; the mean beta of a place is that of its tokens."""
     model = make(conv_width=1)
     lines, _ = in_commands(model, TASK)
     for line in lines[::64]:
@@ -125,7 +122,7 @@ def test_an_intervention_narrows_one_head_and_is_undone(monkeypatch):
 
 @pytest.mark.parametrize("commands, mark", [("full", " = "), ("swap", "\n")])
 def test_a_command_has_settled_in_the_line_after_it(commands, mark):
-    """Ahead of each state the text holds one command more, whole, and ends with the mark."""
+    """Ahead of each state the text holds one whole command more, and ends with the mark."""
     task, text = ReplTask(Group("S4"), commands), []
 
     class Listener(torch.nn.Module):
@@ -134,7 +131,6 @@ def test_a_command_has_settled_in_the_line_after_it(commands, mark):
             return None, [torch.full((1, 1, 1, 1), len("".join(text)))]
 
     ends, _ = collect_states(Listener(), task, HEADS, 1, 5, generator(0, "valid"))
-    assert ends.shape == (1, 5, 1, 1, 1)
     for count, end in enumerate(ends.flatten(), 1):
         read = "".join(text)[:end]
         assert read.endswith(mark) and len(re.findall(r", . = .*\n", read)) == count
@@ -142,11 +138,10 @@ def test_a_command_has_settled_in_the_line_after_it(commands, mark):
 
 # --- The permutation in a state -------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, directions", [("S5", 16), ("A5", 16), ("Z7", 6), ("D6", 9),
-                                              ("A4xZ5", 13)])
+@pytest.mark.parametrize("name, directions", [("S5", 16), ("Z7", 6), ("A4xZ5", 13)])
 def test_a_random_linear_image_is_read_and_written_without_loss(name, directions, monkeypatch):
     """States that are a random linear map of permutation matrices span (n - 1)^2 directions of S_n
-    and A_n, n - 1 of Z_n, 9 of D6, and of a product the sum. A state near one is put onto it."""
+    and A_n, n - 1 of Z_n, and of a product the sum. A state near one is put onto it."""
     monkeypatch.setattr("experiments.inside.SHORTEST", 1e-6)  # random maps have short directions
     perms = Group(name).draw((400,), generator(0, "valid"))
     P = torch.eye(perms.shape[1]).double()[perms]
@@ -170,15 +165,13 @@ def test_a_direction_that_the_head_does_not_use_is_not_read():
 
 
 def test_the_nearest_permutation_is_found_if_no_entry_is_off_by_a_half():
-    """Against all by distance: near each of S5; and where two rows have their largest entry in the
-    first column, so that row by row there is no permutation."""
+    """Against all by distance: near each of S5; and where two rows are largest in one column."""
     bent = torch.tensor([[0.50, 0.30, 0.20], [0.45, 0.30, 0.25], [0.05, 0.40, 0.55]])
     near = torch.eye(5)[Group("S5").elements] + 0.98 * (torch.rand(120, 5, 5) - 0.5)
-    for P in (bent.expand(2, 3, 3), near):
+    for P in (bent.unsqueeze(0), near):
         perms = torch.from_numpy(Group(f"S{P.shape[-1]}").elements)
         apart = torch.cdist(P.flatten(1), torch.eye(P.shape[-1])[perms].flatten(1))
         assert torch.equal(nearest(P), perms[apart.argmin(1)])
-    assert nearest(torch.rand(4, 1, 3, 3)).shape == (4, 1, 3)
 
 
 def test_the_permutation_is_read_off_the_head_that_holds_it_until_noise_has_bent_it():
@@ -205,18 +198,15 @@ def test_the_tables_name_each_head_and_mark_those_that_track(small_run, monkeypa
     monkeypatch.setattr("experiments.inside.evaluate", lambda *_: {"all": 0.25})
     main([str(small_run)])
     main([str(small_run), "--intervene"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line]
-    places = [row[0] for row in rows[3:12]]
-    assert places == [">>>", "a", "b", "c", "=", "1.", "2.", "3.", "newline"]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["1:0", "1:1*"] in rows and ["share"] + ["0.125"] * 6 in rows
     assert rows[-2:] == [["1:0"] + ["0.250"] * 6, ["1:1*"] + ["0.250"] * 6]
 
 
-def test_what_has_no_such_inside_is_refused_in_one_line(tmp_path, refused):
+@pytest.mark.parametrize("options, told", [("--model lstm", "only a linrnn"),
+                                           ("--format word", "REPL traces")])
+def test_what_has_no_such_inside_is_refused_in_one_line(options, told, tmp_path, refused):
     """An LSTM has no beta, and words have no commands to stop at."""
-    lstm, words = tmp_path / "lstm", tmp_path / "words"
     short = "--group S3 --curriculum 2:1 --last-steps 1 --batch 1 --test-lengths 2:1 --device cpu"
-    train.main([*short.split(), "--model", "lstm", "--out", str(lstm)])
-    train.main([*short.split(), "--format", "word", "--out", str(words)])
-    refused(main, [lstm], "only a linrnn", "lstm")
-    refused(main, [words], "REPL traces", "format word")
+    train.main([*short.split(), *options.split(), "--out", str(tmp_path / "run")])
+    refused(main, [tmp_path / "run"], told)
