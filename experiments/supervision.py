@@ -6,21 +6,20 @@
     assert p == 0     An answer is right if all its tokens are right.
 
 Finding. Told the state, the linear RNN learns parity, exchanges in a list and REPL traces from
-1,000 to 7,000 programs, traces with a reveal after 1, 2, 4 or 8 commands alike; from the next token
-alone it learns only those with one after every command, on two seeds of three and from 32,000. But
-traces of four times the length are followed only if the training has shown commands behind commands
-and behind prints. Of arithmetic (4 lines, 65,536 programs) 32 to 40% are right.
+1,000 to 7,000 programs, with a reveal after every command or after eight. From the next token alone
+it learns only traces with a reveal after every command, on two seeds of three and from 32,000. But
+it follows traces of four times the length only if the training has shown commands behind commands
+and behind prints. Of arithmetic 32 to 40% are right.
 
-    python -m experiments.supervision           # the table, from results/supervision.jsonl
-    python -m experiments.supervision --run     # makes what is missing of it, 80 minutes in all
+    python -m experiments.supervision          # the table, from results/supervision.jsonl
+    python -m experiments.supervision --run    # makes what is missing of it, 80 minutes in all
     python -m experiments.supervision --run --task permutations --arm linear --seed 3   # a minute
 
 Symbols: n length, lines that change the state; S spacing, commands per reveal of a trace; W tokens
 of a state; N states; B batch; T tokens; D width; V symbols.
 
 Source: "Grounding code understanding in step-by-step execution". There the supervision beats the
-curriculum with small Transformers; longer programs are not tested. Here is our frame with the
-linear RNN and, for parity, the Transformer; the arithmetic has one digit and the variables a, b, c.
+curriculum with small Transformers. Longer programs are not tested.
 
 Next: actions.py.
 """
@@ -36,8 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import (Group, ReplTask, draw_commands, draw_symmetric, generator, number,
-                  one_line_errors, parse, run, run_commands)
+from data import (Group, ReplTask, draw_commands, draw_symmetric, generator, next_tokens, number,
+                  parse, run, run_commands)
 from eval import evaluate_and_print, log_probabilities
 from experiments import record, records
 from models import Transformer, build
@@ -55,30 +54,29 @@ from train import Recipe, next_token_loss, train
 # question stands at the end. Python executes it, and the states are what Python holds.
 
 class Supervised(NamedTuple):
-    """A data.Batch and the states."""
-    inputs: np.ndarray  # int64 [B, T]
-    targets: np.ndarray  # int64 [B, T]
-    reveals: np.ndarray  # bool [B, T] the targets that are tokens of an answer
+    """A data.Batch, and the states."""
+    inputs: np.ndarray
+    targets: np.ndarray
+    reveals: np.ndarray  # the targets that are tokens of an answer
+    best: None  # the answers are certain
     ends: np.ndarray  # bool [B, T] the inputs that end a line, from the first that has a state
     states: np.ndarray  # int64 [ends of all programs, W] the tokens of the state at each end
-    best: None = None  # the answers are certain
 
 
 class ProgramTask:
     """Programs with one question: the base of the next three classes.
 
-    A subclass has program(length, rng) -> the lines, the text of the state after each, the
-    question and the answer. Its `start` is the line that makes a state.
+    A subclass has program(length, rng) -> the lines, of which the last one asks; the text of the
+    state after each of the others; the answer. Its `start` is the line that makes a state.
     """
 
     def __init__(self):
         self.vocab = ["\n", " = ", *self.symbols]
-        self._id = {symbol: i for i, symbol in enumerate(self.vocab)}
         longest_first = sorted(self.vocab, key=len, reverse=True)
         self._lexer = re.compile("|".join(map(re.escape, longest_first)))
 
     def encode(self, text):
-        return [self._id[symbol] for symbol in self._lexer.findall(text)]
+        return [self.vocab.index(symbol) for symbol in self._lexer.findall(text)]
 
     def decode(self, tokens):
         return "".join(self.vocab[i] for i in tokens)
@@ -90,18 +88,17 @@ class ProgramTask:
         """Programs, as Supervised. Programs of one length have equally many tokens."""
         rows, all_states = [], []
         for _ in range(batch):
-            lines, states, question, answer = self.program(length, rng)
-            before = self.encode("\n".join([*lines, question]))
+            lines, states, answer = self.program(length, rng)
+            before = self.encode("\n".join(lines))
             rows.append(before + self.encode(f"{answer}\n"))
             all_states += [self.encode(text) for text in states]
 
         tokens = np.array(rows)
         reveals = np.zeros(tokens.shape, bool)
         reveals[:, len(before):len(before) + self.answer_width] = True
-        ends = tokens == self._id["\n"]
+        ends = tokens == self.encode("\n")[0]
         ends[:, len(before):] = False  # those of the answer end no line of the program
-        return Supervised(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:], ends[:, :-1],
-                          np.array(all_states))
+        return Supervised(*next_tokens(tokens, reveals), ends[:, :-1], np.array(all_states))
 
     training_batch = test_batch
 
@@ -117,10 +114,8 @@ class ParityTask(ProgramTask):
     def program(self, length, rng):
         bits = rng.integers(2, size=length + 1)
         states = [str(bit) for bit in bits.cumsum() % 2]
-        lines = [self.assignment(states[0])]
-        for bit in bits[1:]:
-            lines.append(f"p ^= {bit}")
-        return lines, states, "assert p == ", states[-1]
+        lines = [f"p ^= {bit}" for bit in bits[1:]]
+        return [self.assignment(states[0]), *lines, "assert p == "], states, states[-1]
 
 
 class PermutationTask(ProgramTask):
@@ -142,7 +137,7 @@ class PermutationTask(ProgramTask):
             items[i], items[j] = items[j], items[i]
             lines.append(f"a[{i}], a[{j}] = a[{j}], a[{i}]")
             states.append(", ".join(map(str, items)))
-        return lines, states, "assert a == [", states[-1] + "]"
+        return [*lines, "assert a == ["], states, states[-1] + "]"
 
 
 class ArithmeticTask(ProgramTask):
@@ -179,7 +174,7 @@ class ArithmeticTask(ProgramTask):
                 values[target] = result
                 lines.append(f"{target} = {expression}")
                 states.append(self.state(values))
-        return lines, states, f"assert {target} == ", str(values[target]).ljust(3, "\n")
+        return [*lines, f"assert {target} == "], states, str(values[target]).ljust(3, "\n")
 
     def state(self, values):
         return "".join(f"{values[name]:+d}" for name in "abc")
@@ -207,8 +202,8 @@ class TraceTask(ReplTask):
 
         first = np.broadcast_to(np.arange(n), (batch, 1, n))
         states = np.concatenate([first, run_commands(commands)], 1)
-        return Supervised(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:], ends[:, :-1],
-                          self.value_tokens[states].reshape(-1, n))
+        states = self.value_tokens[states].reshape(-1, n)
+        return Supervised(*next_tokens(tokens, reveals), ends[:, :-1], states)
 
     training_batch = test_batch
 
@@ -222,10 +217,10 @@ TASKS = {"parity": ParityTask, "permutations": PermutationTask, "arithmetic": Ar
 #     next          the next tokens alone, all programs of the training length n
 #     stages        the same with the lengths 2, 4, 8, ... n; each is left when it is learned.
 #                   Traces have a reveal after each command first, then ever rarer ones
-#     linear        told the state, at length n: one linear map says all its tokens
-#     decoder       told the state, at length n: a small Transformer says its tokens one by one
-#     contrastive   told the state, at length n: the hidden vector must resemble that of a program
-#                   that only assigns this state, and not those of the other states
+#     linear        told the state: one linear map says all its tokens
+#     decoder       told the state: a small Transformer says its tokens one by one
+#     contrastive   told the state: the hidden vector must resemble that of a program that only
+#                   assigns this state, and not those of the other states
 
 ARMS = ["next", "stages", "linear", "decoder", "contrastive"]
 
@@ -237,9 +232,10 @@ def hidden_vectors(model, x):
     return model.norm(x)
 
 
-def make_head(arm, task, d_model, width):
-    """What reads states of `width` tokens off vectors. The contrastive arm needs no head."""
+def make_head(arm, task, d_model):
+    """What reads the W tokens of a state off a vector. The contrastive arm needs no head."""
     if arm == "linear":
+        width = task.test_batch(1, 2, 1, np.random.default_rng(0)).states.shape[1]
         return nn.Linear(d_model, width * len(task.vocab))
     if arm == "decoder":
         return Transformer(len(task.vocab), d_model, heads=2, conv_width=1)
@@ -303,26 +299,12 @@ LAST_STEPS = 150  # made by a run that is solved
 
 
 def stages_of(arm, length, spacing):
-    """The curriculum: (length, spacing) alone, or shorter programs and denser reveals before it.
-
-    For the arm `stages` both numbers are powers of two.
-    """
+    """The curriculum: (length, spacing) alone, or shorter programs and denser reveals before it."""
     stages = [(length, spacing)]
-    while arm == "stages" and stages[0] != (2, 1):
+    while arm == "stages" and stages[0] != (2, 1):  # both are powers of two
         n, S = stages[0]
         stages.insert(0, (n, S // 2) if S > 1 else (n // 2, 1))
     return stages
-
-
-def share_of_unseen(model, task, length, spacing, seed):
-    """Of 256 programs that are drawn apart from those of training: the share answered right.
-
-    Short programs are few (2^17 of parity at length 16), so training may have met some of them.
-    """
-    unseen = task.test_batch(256, length, spacing, generator(seed, "valid", length, spacing))
-    found = log_probabilities(model, unseen.inputs, unseen.reveals).argmax(-1)
-    right = found.ravel() == unseen.targets[unseen.reveals]
-    return float(right.reshape(-1, task.answer_width).all(-1).mean())
 
 
 def train_until_solved(model, task, cell, folder):
@@ -333,19 +315,22 @@ def train_until_solved(model, task, cell, folder):
     """
     # The last stage stands twice: the first of the two is left as soon as it is learned, and the
     # mean of the weights, which is tested, begins there. No stage ends the run.
-    length, spacing = cell["length"], cell["spacing"]
+    length, spacing, seed = cell["length"], cell["spacing"], cell["seed"]
     stages = [*stages_of(cell["arm"], length, spacing), (length, spacing)]
     limit = cell["budget"] // BATCH
     recipe = Recipe(curriculum=stages, max_steps=limit + LAST_STEPS, last_steps=limit + LAST_STEPS,
-                    batch=BATCH, seed=cell["seed"], **RATES[cell["model"]])
+                    batch=BATCH, seed=seed, **RATES[cell["model"]])
+
+    # The unseen programs are drawn apart from those of training. But short programs are few (2^17
+    # of parity at length 16), so training may meet some of them.
+    unseen = task.test_batch(256, length, spacing, generator(seed, "valid", length, spacing))
 
     steps, stage, tokens, solved = 0, 0, 0, None
     while steps < limit:
+        # A piece is one call of train(), which goes on from the folder. Its cap is in tokens.
         more = limit - steps
         if not solved:
             more = min(more, max(10, steps // 10))  # evenly spread on a logarithmic axis
-
-        # A piece is one call of train(), which goes on from the folder. Its cap is in tokens.
         one = task.training_batch(BATCH, *stages[stage], np.random.default_rng(0))
         result, log = train(model, task, recipe, folder, resume=True, quiet=True,
                             loss_of=make_loss(task, cell["arm"]),
@@ -353,8 +338,10 @@ def train_until_solved(model, task, cell, folder):
         steps, stage, tokens = (log[-1][key] for key in ("step", "stage", "tokens"))
 
         if not solved:
-            share = share_of_unseen(result, task, length, spacing, cell["seed"])
-            print(f"{steps * BATCH:8,} programs, {share:.0%} of the unseen ones right", flush=True)
+            found = log_probabilities(result, unseen.inputs, unseen.reveals).argmax(-1)
+            share = (found.ravel() == unseen.targets[unseen.reveals]).mean()
+            print(f"{steps * BATCH:8,} programs; of unseen answers {share:.0%} of the tokens right",
+                  flush=True)
             if share == 1:
                 solved = steps * BATCH
                 limit = steps + LAST_STEPS
@@ -363,21 +350,19 @@ def train_until_solved(model, task, cell, folder):
 
 def run_cell(cell):
     """One arm on one task with one seed: trained, tested at n, 2n and 4n, recorded."""
-    print(", ".join(f"{key} {value}" for key, value in cell.items()))
-    length, spacing = cell["length"], cell["spacing"]
+    print(cell)
     task = TASKS[cell["task"]]()
     torch.manual_seed(cell["seed"])
     model = build(cell["model"], len(task.vocab))
     # As a part of the model, the head is trained and saved with it.
-    one = task.test_batch(1, length, spacing, np.random.default_rng(0))
-    model.auxiliary = make_head(cell["arm"], task, model.unembedding.in_features,
-                                one.states.shape[1])
+    model.auxiliary = make_head(cell["arm"], task, model.unembedding.in_features)
     with tempfile.TemporaryDirectory() as folder:  # a run has minutes: no need to keep its parts
         model, log, solved = train_until_solved(model, task, cell, folder)
     del model.auxiliary
 
-    one = length if cell["task"] == "traces" else 1  # the spacing of the tests: one question
-    tests = dict.fromkeys([(length, spacing), (length, one), (2 * length, one), (4 * length, one)])
+    n, S = cell["length"], cell["spacing"]
+    one = n if cell["task"] == "traces" else 1  # the spacing with which one question is asked
+    tests = dict.fromkeys([(n, S), (n, one), (2 * n, one), (4 * n, one)])  # each of them once
     record("supervision", cell | RATES[cell["model"]] | {
         "solved": solved, "steps": log[-1]["step"], "tokens": log[-1]["tokens"],
         "minutes": round(log[-1]["seconds"] / 60, 3),
@@ -419,16 +404,15 @@ def show():
     print("task        (n,S)  model       arm          solved after, of so many programs"
           "      % right")
     for cell in cells_of_study():
-        rows = records("supervision", **cell)
         # The last reveal of a trace is its answer; the answer of a program is all its tokens.
         what = "final" if cell["task"] == "traces" else "perfect"
-        shares = []
-        for row in rows:
+        solved, shares = [], []
+        for row in records("supervision", **cell):
+            solved.append(str(row["solved"] or "-"))
             shares.append("/".join(f"{100 * test[what]:.0f}" for test in row["results"]))
-        solved = ", ".join(f"{row['solved'] or '-'}" for row in rows)
         size = f"({cell['length']},{cell['spacing']})"
-        print(f"{cell['task']:13}{size:7}{cell['model']:12}{cell['arm']:12}{solved:>22} of "
-              f"{cell['budget']:6}  {'  '.join(shares)}")
+        print(f"{cell['task']:13}{size:7}{cell['model']:12}{cell['arm']:12}"
+              f"{', '.join(solved):>22} of {cell['budget']:6}  {'  '.join(shares)}")
 
 
 def main(argv=None):
@@ -442,12 +426,11 @@ def main(argv=None):
     args = parse(parser, argv)
 
     seeds = range(3) if args.seed is None else [args.seed]
-    with one_line_errors(parser):
-        for cell, seed in itertools.product(cells_of_study(), seeds):
-            cell = cell | {"seed": seed}
-            wanted = args.task in (None, cell["task"]) and args.arm in (None, cell["arm"])
-            if args.run and wanted and not records("supervision", **cell):
-                run_cell(cell)
+    for cell, seed in itertools.product(cells_of_study() if args.run else [], seeds):
+        cell = cell | {"seed": seed}
+        wanted = args.task in (None, cell["task"]) and args.arm in (None, cell["arm"])
+        if wanted and not records("supervision", **cell):
+            run_cell(cell)
     show()
 
 

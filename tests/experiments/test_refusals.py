@@ -6,10 +6,12 @@ import importlib
 import re
 from functools import partial
 
-import eval as evaluation
 import pytest
 import torch
 from conftest import ROOT, SMALL
+
+from data import UserError
+from eval import read_checkpoint
 
 PROGRAM = ROOT / "experiments/results/programs/josephus.py"
 COMMANDS = {  # a module and its part: the words that it needs; RUN is a run folder
@@ -31,7 +33,6 @@ COMMANDS = {  # a module and its part: the words that it needs; RUN is a run fol
     "actions": "--run",
     "bench": "",
     "figures": ""}
-READERS = [name for name, needed in COMMANDS.items() if needed.startswith("RUN")]
 
 NUMBER = ["nan", "inf", "-2", "1e400", "9" * 30, "text", ""]
 STAGES = ["text", "4", "4:1,", "nan:1", "-4:1", "4:1;4:1", "9999999999:1", "4:0", "4:3", ""]
@@ -61,8 +62,8 @@ TOGETHER = [  # what fits alone and not together, or is too large
 def main_of(command):
     """The function that a command line calls, and the words of its part."""
     name, *part = command.split()
-    chapter = (ROOT / "experiments" / f"{name}.py").exists()
-    module = importlib.import_module(f"experiments.{name}" if chapter else name)
+    in_spine = (ROOT / f"{name}.py").exists()
+    module = importlib.import_module(name if in_spine else f"experiments.{name}")
     return module.main, part
 
 
@@ -77,8 +78,8 @@ def refuses(refused, small_run, tmp_path, monkeypatch):
 
     def run(command, words, expected="", folder=small_run):
         main, part = main_of(command)
-        needed = COMMANDS[command].split()
-        argv = [word.replace("RUN", str(folder)) for word in [*part, *needed, *words]]
+        typed = [*part, *COMMANDS[command].split(), *words]
+        argv = [word.replace("RUN", str(folder)) for word in typed]
         before = {*tmp_path.rglob("*")}
         refused(main, argv, expected)
         assert {*tmp_path.rglob("*")} == before, argv
@@ -112,7 +113,7 @@ def test_what_does_not_fit_together_is_refused_before_the_work(command, words, r
 
 # --- Files ----------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("command", [name for name in COMMANDS if "RUN" in COMMANDS[name]])
 def test_a_run_that_cannot_be_read_is_told_in_one_line(command, refuses, tmp_path):
     refuses(command, [], folder=tmp_path)
 
@@ -120,17 +121,14 @@ def test_a_run_that_cannot_be_read_is_told_in_one_line(command, refuses, tmp_pat
 @pytest.mark.parametrize("content", ["text", [1, {"config": 2}], [partial(print, "run")]])
 def test_another_content_and_code_are_refused(content, tmp_path):
     torch.save(content, tmp_path / "model.pt")
-    with pytest.raises(evaluation.UserError, match="model.pt is missing, truncated or foreign"):
-        evaluation.load_run(tmp_path)
+    with pytest.raises(UserError, match="model.pt is missing, truncated or foreign"):
+        read_checkpoint(tmp_path)
 
 
 def test_a_flipped_bit_of_a_weight_is_found(small_run, tmp_path):
-    checkpoint, *_ = evaluation.load_run(small_run)
     content = bytearray((small_run / "model.pt").read_bytes())
-    for weight in checkpoint["model"].values():
-        place = content.index(weight.numpy().tobytes())
-        content[place] ^= 1
-        (tmp_path / "model.pt").write_bytes(content)
-        with pytest.raises(evaluation.UserError, match="the checksum"):
-            evaluation.load_run(tmp_path)
-        content[place] ^= 1
+    weight, *_ = read_checkpoint(small_run)["model"].values()
+    content[content.index(weight.numpy().tobytes())] ^= 1
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(UserError, match="the checksum"):
+        read_checkpoint(tmp_path)
