@@ -25,11 +25,8 @@ likely. The prompts and the questions are always given.
     own        it reads its own commands and its own states
     kept       it reads the true commands and its own states
 
-A command or a state is right if all of its tokens are.
-
-All arms read the same texts, as many tokens; the rates fall to 0 in the last stage. The rates are
-those that the chapter `arms` chose for another task; the hybrid has those of the linear RNN.
-The symbols are those of data.py.
+All arms read as many tokens. The rates are those that the chapter `arms` chose for another task;
+the hybrid has those of the linear RNN.
 
 Source: "Debugging code world models". With full S5 commands a Transformer keeps 100, 100, 100, 90,
 90% over 8, 16, 32, 64, 128 commands if the true commands are forced, and 100, 80, 40, 0, 0% with
@@ -40,12 +37,12 @@ Next: bench.py.
 
 import argparse
 import itertools
+from functools import partial
 
 import numpy as np
 import torch
 
-from data import (Group, ReplTask, draw_commands, generator, next_tokens, number, one_line_errors,
-                  parse, run)
+from data import Group, ReplTask, draw_commands, generator, number, one_line_errors, parse, run
 from experiments import record, records, train_arm
 from models import MODELS, AttentionBlock, DeltaBlock, LanguageModel
 from train import Recipe
@@ -69,15 +66,13 @@ class ActionTask(ReplTask):
         super().__init__(group)
         self.comma_value_tokens = np.array([self.encode(text)[0] for text in comma_values])
 
-    def draw(self, batch, length, spacing, rng):
-        """Random commands [B, L, n], and the variables asked: all of them, [B, L/S, n]."""
+    def sample(self, batch, length, spacing, rng):
+        """As in ReplTask, but all variables are asked for: [B, L/S, n]."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         n = self.group.degree
-        return commands, np.broadcast_to(np.arange(n), (batch, length // spacing, n))
-
-    def test_batch(self, batch, length, spacing, rng):
-        return next_tokens(*self.write(*self.draw(batch, length, spacing, rng)))
+        asked = np.broadcast_to(np.arange(n), (batch, length // spacing, n))
+        return self.write(commands, asked)
 
     def training_batch(self, batch, length, spacing, rng):
         """A batch has one length, drawn from 4 commands to those of the stage."""
@@ -92,7 +87,7 @@ class ActionTask(ReplTask):
                           ")", "\n")
 
     def assemble(self, lines, asked, answers):
-        """The listing is the commands without their prompts. Shapes as in ReplTask."""
+        """The listing is the commands without their prompts."""
         session, _ = super().assemble(lines, asked, answers)
         batch, length = lines.shape[:2]
         tokens = np.hstack([lines[..., 1:].reshape(batch, -1), session])
@@ -116,8 +111,7 @@ class ActionTask(ReplTask):
 # --- 2. A hybrid ----------------------------------------------------------------------------------
 
 class Hybrid(LanguageModel):
-    """Mixers alternate: the delta rule, then attention. The first can track, the second can copy.
-    """
+    """Mixers alternate: the delta rule, which can track, then attention, which can copy."""
 
     def __init__(self, vocab_size, d_model=56, heads=4, layers=2, conv_width=8):
         mixers = itertools.cycle([lambda: DeltaBlock(d_model, heads, 2.0, 1),
@@ -150,14 +144,14 @@ def generate(model, tokens, free):
 
 def evaluate_mode(model, task, length, mode, traces=32, seed=0):
     """The shares of the commands and of the states after them that are right, as a row."""
-    truth, _ = task.write(*task.draw(traces, length, 1, generator(seed, "test", length, 1)))
+    truth, _ = task.sample(traces, length, 1, generator(seed, "test", length, 1))
     roles = task.roles(length, 1)
     said, _ = generate(model, torch.from_numpy(truth), np.isin(roles, MODES[mode]))
     equal = said.numpy() == truth
 
     row = {"mode": mode, "length": length, "traces": traces}
     for name, role in [("commands", COMMAND), ("states", STATE)]:
-        right = equal[:, roles == role].reshape(traces, length, -1).all(-1)
+        right = equal[:, roles == role].reshape(traces, length, -1).all(-1)  # all of its tokens
         row[name] = round(float(right.mean()), 4)
     return row
 
@@ -172,22 +166,14 @@ RATES = {  # what the grid of the chapter `arms` chose for the traces of S5
 MAKE = MODELS | {"hybrid": Hybrid}
 LENGTHS = [8, 16, 32, 64, 128]  # of the evaluation
 MILLIONS = {"S3": 4.0, "S5": 12.0}  # of tokens that a run reads, by its group
-
-
-def cells_of_study():
-    """An arm each: all that distinguishes its runs, but for the seed."""
-    cells = []
-    for (group, millions), arm in itertools.product(MILLIONS.items(), RATES):
-        cells.append({"arm": arm, "group": group, "millions": millions})
-    return cells
+# An arm each: all that distinguishes its runs, but for the seed.
+STUDY = [{"arm": arm, "group": group, "millions": MILLIONS[group]}
+         for group, arm in itertools.product(MILLIONS, RATES)]
 
 
 def recipe_for(task, cell):
-    """The stages (4,1), (8,1), (16,1): the same for all arms.
-
-    The last one has 70% of the tokens, and in it the rates fall to 0. The others share the rest.
-    """
-    shares = {4: 0.15, 8: 0.15, 16: 0.7}
+    """The stages (4,1), (8,1), (16,1). In the last one the rates fall to 0."""
+    shares = {4: 0.15, 8: 0.15, 16: 0.7}  # of the tokens
     steps = []
     for length, share in shares.items():
         tokens = np.mean([len(task.roles(drawn, 1)) for drawn in range(SHORTEST, length + 1)])
@@ -197,17 +183,14 @@ def recipe_for(task, cell):
 
 
 def run_cell(cell):
-    """One arm with one seed on so many tokens, its evaluation in each mode, and their record."""
+    """Trains one arm with one seed, evaluates it in each mode, and records both."""
     task = ActionTask(Group(cell["group"]))
-    make = MAKE[cell["arm"]]
-    made = train_arm("actions", cell, lambda: make(len(task.vocab), **task.model_options), task,
-                     recipe_for(task, cell))
+    make = partial(MAKE[cell["arm"]], len(task.vocab), **task.model_options)
+    made = train_arm("actions", cell, make, task, recipe_for(task, cell))
     if made:
         model, summary = made
-        results = []
-        for length, mode in itertools.product(LENGTHS, MODES):
-            results.append(evaluate_mode(model, task, length, mode))
-            print(results[-1], flush=True)
+        results = [evaluate_mode(model, task, length, mode)
+                   for length, mode in itertools.product(LENGTHS, MODES)]
         record("actions", cell | summary | {"results": results})
 
 
@@ -219,18 +202,17 @@ def show():
     print("% right by the number of commands, the least and the greatest of three seeds\n"
           f"{'':25}commands, own{'':27}states, kept\n"
           f"group  read  arm         {lengths}{lengths}")
-    for cell in cells_of_study():
-        rows = records("actions", **cell)
+    for cell in STUDY:
+        tests = []
+        for row in records("actions", **cell):
+            tests += row["results"]
         line = f"{cell['group']:5}{cell['millions']:5.0f}m  {cell['arm']:12}"
-        for mode, what in [("own", "commands"), ("kept", "states")]:
-            for length in LENGTHS:
-                found = []
-                for row in rows:
-                    for test in row["results"]:
-                        if (test["mode"], test["length"]) == (mode, length):
-                            found.append(round(100 * test[what]))
-                ends = sorted({min(found), max(found)})  # of the seeds
-                line += f"{'-'.join(map(str, ends)):>8}"
+        columns = [("own", "commands"), ("kept", "states")]
+        for (mode, what), length in itertools.product(columns, LENGTHS):
+            found = [round(100 * test[what]) for test in tests
+                     if (test["mode"], test["length"]) == (mode, length)]
+            ends = sorted({min(found), max(found)})  # of the seeds
+            line += f"{'-'.join(map(str, ends)):>8}"
         print(line)
 
 
@@ -246,7 +228,7 @@ def main(argv=None):
 
     seeds = range(3) if args.seed is None else [args.seed]
     with one_line_errors(parser):
-        for cell, seed in itertools.product(cells_of_study(), seeds):
+        for cell, seed in itertools.product(STUDY, seeds):
             wanted = args.arm in (None, cell["arm"]) and args.group in (None, cell["group"])
             if args.run and wanted:
                 run_cell(cell | {"seed": seed})

@@ -58,13 +58,14 @@ FORMS = {"loop": delta_rule_recurrent,
          "C=32": partial(delta_rule_chunked, chunk_size=C)}  # its backward is written by hand
 
 
+
+# --- Measurements ---------------------------------------------------------------------------------
+
 def with_gradients(form, inputs, g_out):
     """The output of a form, and the gradients of all its inputs."""
     out, _ = form(*inputs)
     return [out.detach(), *torch.autograd.grad(out, inputs, g_out)]
 
-
-# --- Measurements ---------------------------------------------------------------------------------
 
 def bench(B, T, rounds, device):
     """A row for each form. One that disagrees with the loop in float64 ends the program."""
@@ -82,18 +83,15 @@ def bench(B, T, rounds, device):
         times[name].append(1000 * (time.perf_counter() - start))
 
         # torch's maximum keeps a nan, that of Python may not; and not >: nan is wrong, too.
-        errors[name] = torch.stack([(x - right).abs().max() for x, right in zip(results, truth)])
-        if not errors[name].max() <= 1e-3:
-            raise SystemExit(f"{name} disagrees with the loop: largest error {errors[name].max()}")
+        worst = [(x - right).abs().max() for x, right in zip(results, truth)]
+        errors[name] = torch.stack(worst).max().item()
+        if not errors[name] <= 1e-3:
+            raise SystemExit(f"{name} disagrees with the loop: largest error {errors[name]}")
 
-    rows = []
-    for name in FORMS:
-        median = statistics.median(times[name])
-        rows.append({"T": T, "form": name, "with_backward": median,
-                     "slower": median / statistics.median(times["C=32"]),
-                     "error": errors[name].max().item(), "B": B, "H": H, "K=V": K,
-                     "device": device})
-    return rows
+    median = {name: statistics.median(times[name]) for name in FORMS}
+    return [{"T": T, "form": name, "with_backward": median[name],
+             "slower": median[name] / median["C=32"], "error": errors[name], "B": B, "H": H,
+             "K=V": K, "device": device} for name in FORMS]
 
 
 def main(argv=None):

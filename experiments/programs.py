@@ -11,24 +11,24 @@ A function becomes a trace: the straight line of the assignments that it execute
 And a program that exchanges variables becomes a session in the vocabulary of the REPL traces. A
 trained model reads it twice: alone, and with its state put back after each command (snap.py).
 
-Finding (results/programs.jsonl). Four programs of 666 to 1,000 commands were read by the five
-stored models of S5. Alone a model is right for 2.2 to 5.9 times the 64 commands of its longest
-training traces, and then loses the state. Put back after each command, every print is right, in all
-programs and on all seeds; a blind guess, which says of each variable what it holds most often in
-these prints, has 34 to 57% of them.
+Finding (results/programs.jsonl). The five stored models of S5 read four programs of 666 to 1,000
+commands. Alone a model is right for 2.2 to 5.9 times the 64 commands of its longest training
+traces, and then loses the state. Put back after each command, every print is right; a blind guess,
+which says of each variable what it holds most often, has 34 to 57% of them.
 
     trace(function, *args)                      the straight line, as text
-    python -m experiments.programs              the recorded runs, a row each
-    python -m experiments.programs experiments/results/models/linrnn-S5-seed0 \
-        experiments/results/programs/bubble_sort.py             (10 seconds)
+    python -m experiments.programs              the recorded runs
+    python -m experiments.programs RUN FILE     the answers of a model, and of the guess
+
+RUN is experiments/results/models/linrnn-S5-seed0, FILE one of experiments/results/programs.
 
 A program file is EXECUTED, in a process of its own, for at most 20,000 statements and a minute. It
 has no import, no class, no `try`, no attribute with two underscores, and no function such as open.
 That holds off mistakes and not malice: run no file that you have not read. trace() executes its
 function in this process.
 
-Source: "Grounding code understanding in step-by-step execution", section 2. That work traces the
-benchmarks CRUXEval and MBPP for pretrained language models; neither is here.
+Source: "Grounding code understanding in step-by-step execution", section 2, which traces benchmarks
+for pretrained language models.
 
 Next: supervision.py.
 """
@@ -65,17 +65,15 @@ USABLE = {name: getattr(builtins, name) for name in USABLE}
 
 # --- 1. A program is followed statement by statement ----------------------------------------------
 
-def names_in(node, *contexts):
-    """The variables that a node reads (ast.Load), sets (ast.Store) or deletes (ast.Del)."""
+def names_in(node, context):
+    """The variables that a node reads (ast.Load) or sets (ast.Store)."""
     return {part.id for part in ast.walk(node)
-            if isinstance(part, ast.Name) and isinstance(part.ctx, contexts)}
+            if isinstance(part, ast.Name) and isinstance(part.ctx, context)}
 
 
 def own_part(node):
-    """A statement without its block: of a loop the target, or the condition."""
+    """A statement, or what stands ahead of its block: the condition of `while`. None for others."""
     match node:
-        case ast.For():
-            return node.target
         case ast.If() | ast.While() | ast.Assert():
             return node.test
         case ast.Expr() | ast.Return():
@@ -99,7 +97,7 @@ class Call:
 
 
 class Follower:
-    """Python executes a program, and stops before each statement to tell which one is done.
+    """Python executes a program, and stops before each statement.
 
     Python tells lines, not statements, to sys.settrace. So the program is written anew first, each
     statement in a line of its own.
@@ -107,13 +105,13 @@ class Follower:
 
     def __init__(self, source, file, steps):
         self.source, self.file, self.limit = source, file, steps
-        self.line, self.steps, self.numbers = 1, 0, Counter()
+        self.steps, self.numbers = 0, Counter()
         self.calls = []  # the innermost one is at the end
         try:
             compile(source, file, "exec")  # executes nothing
         except (SyntaxError, ValueError) as error:
-            self.line = getattr(error, "lineno", None) or 1
-            self.refuse(f"{type(error).__name__}: {error.args[0]}")
+            line = getattr(error, "lineno", None) or 1
+            self.refuse(line, f"{type(error).__name__}: {error.args[0]}")
 
         as_it_stands = ast.parse(source)
         self.tree = ast.parse(ast.unparse(as_it_stands))
@@ -123,11 +121,11 @@ class Follower:
             if hasattr(new, "lineno"):
                 self.statements.setdefault(new.lineno, old)  # the outer nodes come first
 
-    def refuse(self, why):
-        raise UserError(f"{self.file}:{self.line}: {why}")
+    def refuse(self, line, why):
+        raise UserError(f"{self.file}:{line}: {why}")
 
-    def follow(self, function, *args):
-        """function(*args). Whatever it raises is told in one line."""
+    def follow(self, first, function, *args):
+        """function(*args), which begins at line `first`. Whatever it raises is told in one line."""
         before = sys.gettrace()
         sys.settrace(self.on_event)
         try:
@@ -137,8 +135,8 @@ class Follower:
         except Exception as error:
             for frame, line in traceback.walk_tb(error.__traceback__):
                 if frame.f_code.co_filename == FOLLOWED:
-                    self.line = self.statements[line].lineno
-            self.refuse(f"{type(error).__name__}: {' '.join(str(error).split())}")
+                    first = self.statements[line].lineno
+            self.refuse(first, f"{type(error).__name__}: {' '.join(str(error).split())}")
         finally:
             sys.settrace(before)
 
@@ -154,25 +152,20 @@ class Follower:
             result = f"{code.co_name}{self.numbers[code.co_name]}"
             self.numbers[code.co_name] += 1
             self.calls.append(Call(frame, result, f"{result}_" if self.calls else ""))
-            return self.on_event
-
-        call = self.calls[-1]
-        if call.node:
-            self.line = call.node.lineno
-        if event == "line":
+        elif event == "line":
+            call, node = self.calls[-1], self.statements.get(frame.f_lineno)
             self.steps += 1
             if self.steps > self.limit:
-                self.refuse(f"still running after {self.limit:,} statements")
-            node = self.statements[frame.f_lineno]
-            if node is not call.node:  # else a comprehension goes on
+                line = (call.node or node).lineno
+                self.refuse(line, f"still running after {self.limit:,} statements")
+            if node is not call.node:  # else a comprehension goes on, or the file is empty
                 self.done(call)
                 call.node = node
-                self.line = node.lineno
         elif event == "return":
-            self.done(call, value)
+            self.done(self.calls[-1], value)
             self.ended = self.calls.pop()
             if self.calls:
-                self.calls[-1].results.append((frame.f_code.co_name, call.result))
+                self.calls[-1].results.append((code.co_name, self.ended.result))
         return self.on_event
 
     def done(self, call, value=None):
@@ -230,7 +223,6 @@ class StraightLine(Follower):
         super().__init__(source, file, steps)
         self.constants = constants
         self.lines, self.space = [], {}
-        self.before = {}  # the values of all variables, as text, one statement earlier
 
     def done(self, call, value=None):
         """Writes down what call.node has done: the line as it stands in the file, or values."""
@@ -239,22 +231,23 @@ class StraightLine(Follower):
         if isinstance(call.node, ast.Return):
             held[call.result] = literal(value)
         held = {name: text for name, text in held.items() if text}
-        changed = [name for name in held if held[name] != self.before.get(name)]
 
+        changed = self.others(held)
         line = self.text(call, changed)
         if line and self.does(line, held):
             self.lines.append(line)
         else:
-            for name, text in held.items():
-                # A line that failed half-way may have altered other variables, too.
-                if name in changed or text != literal(self.space.get(name)):
-                    self.write(f"{name} = {text}")
-        self.before |= held
+            # A line that failed half-way may have altered other variables, too.
+            changed |= self.others(held)
+            for name in held:
+                if name in changed:
+                    self.write(f"{name} = {held[name]}")
         call.results.clear()
 
-    def write(self, line):
-        exec(line, self.space)
-        self.lines.append(line)
+    def others(self, held):
+        """The variables that have another value in `space`."""
+        return {name for name, text in held.items()
+                if name not in self.space or literal(self.space[name]) != text}
 
     def does(self, line, held):
         """Whether the variables have these values once this line is executed."""
@@ -262,13 +255,16 @@ class StraightLine(Follower):
             exec(line, self.space)
         except Exception:
             return False
-        return all(literal(self.space.get(name)) == text for name, text in held.items())
+        return not self.others(held)
+
+    def write(self, line):
+        exec(line, self.space)
+        self.lines.append(line)
 
     def text(self, call, changed):
         """The line for call.node, or None. A condition has one if it alters something."""
         node = own_part(call.node)
-        alters = changed or isinstance(node, ast.stmt)
-        if node is None or isinstance(call.node, ast.For) or not alters:
+        if node is None or not (changed or isinstance(node, ast.stmt)):
             return None
         if any(isinstance(part, ast.Lambda) for part in ast.walk(node)):
             return None
@@ -300,26 +296,22 @@ def trace(function, *args, steps=STEPS):
     source, first = inspect.findsource(function)
     straight = StraightLine("".join(source), inspect.getsourcefile(function), steps,
                             function.__globals__)
-    straight.line = first + 1
 
     # The functions of the file once more, from the text that has a line for each statement.
-    functions, wanted = [], None
-    for node in ast.walk(straight.tree):
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
-            if straight.statements[node.lineno].lineno == first + 1:
-                wanted = node
-            elif node in straight.tree.body:
-                functions.append(node)
-    if wanted is None or function.__closure__:
-        straight.refuse("not a plain function, or one with variables of another function")
+    plain = [node for node in ast.walk(straight.tree)
+             if isinstance(node, ast.FunctionDef) and not node.decorator_list]
+    wanted = [node for node in plain if straight.statements[node.lineno].lineno == first + 1]
+    if not wanted or function.__closure__:
+        straight.refuse(first + 1,
+                        "not a plain function, or one with variables of another function")
+    functions = [node for node in plain if node in straight.tree.body]
     space = dict(function.__globals__)
-    exec(compile(ast.Module([*functions, wanted], []), FOLLOWED, "exec"), space)
+    exec(compile(ast.Module(functions + wanted, []), FOLLOWED, "exec"), space)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        value = literal(straight.follow(space[wanted.name], *copy.deepcopy(args)))
-        straight.line = first + 1
+        value = literal(straight.follow(first + 1, space[wanted[0].name], *copy.deepcopy(args)))
         if value is None:
-            straight.refuse("the result cannot be read back from its repr")
+            straight.refuse(first + 1, "the result cannot be read back from its repr")
 
         # The last line may be `gcd0 = a`. Then the assertion is of a.
         result, last = "None", straight.ended
@@ -328,7 +320,7 @@ def trace(function, *args, steps=STEPS):
         text = "\n".join([*straight.lines, f"assert ({result}) == {value}\n"])
         exec(text, {})
         if function(*copy.deepcopy(args)) != eval(value):
-            straight.refuse("the function itself has another result")
+            straight.refuse(first + 1, "the function itself has another result")
     return text
 
 
@@ -339,14 +331,14 @@ class Session(Follower):
 
     An event is {"line", "command"}, a permutation of all variables as in data.py, or {"line",
     "asked", "value", "commands"}. The variables belong to the file or to one of its functions. They
-    begin as 1, 2, ..., n, and hold a permutation of these values after each statement, as they do
-    after `a, b = b, a`. All other variables may count and decide.
+    begin as 1, 2, ..., n, and hold a permutation of these values after each statement. All other
+    variables may count and decide.
     """
 
     def __init__(self, source, file, steps, names):
         super().__init__(source, file, steps)
         self.names, self.start = [*names], [*range(1, len(names) + 1)]
-        self.events, self.commands = [], 0
+        self.events = []
         self.home = None  # where the variables are, once all of them are set
         self.values = None  # those that they had before this statement
 
@@ -354,29 +346,30 @@ class Session(Follower):
         """What a statement has done to the variables of the session becomes an event."""
         values = [call.frame.f_locals.get(name) for name in self.names]
         part = own_part(call.node)
-        named = part is not None and names_in(part, ast.Store, ast.Del) & {*self.names}
-        if self.home is None and named and values == self.start:
-            self.home, self.values = call.frame, values
-            return
+        named = part is not None and names_in(part, ast.Store) & {*self.names}
 
-        begun = call.frame is self.home and (named or values != self.values)
-        wrong_start = self.home is None and named and None not in values
-        if wrong_start or begun and any(value not in values for value in self.start):
-            self.refuse(f"{', '.join(self.names)} must begin as {self.start}, and then they may "
+        begins = self.home is None and named and None not in values
+        goes_on = call.frame is self.home and (named or values != self.values)
+        permuted = all(value in values for value in self.start)
+        if begins and values != self.start or goes_on and not permuted:
+            listed = ", ".join(self.names)
+            self.refuse(call.node.lineno, f"{listed} must begin as {self.start}, and then they may "
                         "only be exchanged, as in a, b = b, a")
-        if begun:
+        if goes_on:
             command = [self.values.index(value) for value in values]
-            self.events.append({"line": self.line, "command": command})
-            self.commands += 1
-            self.values = values
+            self.events.append({"line": call.node.lineno, "command": command})
+        if begins or goes_on:
+            self.home, self.values = call.frame, values
 
     def print(self, *said, **options):
         """Stands for print in the program: print('a', a) becomes an event, all else is refused."""
+        line = self.calls[-1].node.lineno
         known = list(zip(self.names, self.values or []))
         if said not in known or options:
-            self.refuse("print one variable, after all of them are set, as in print('a', a)")
-        self.events.append({"line": self.line, "asked": known.index(said), "value": said[1],
-                            "commands": self.commands})
+            self.refuse(line, "print one variable, after all of them are set, as in print('a', a)")
+        commands = sum("command" in event for event in self.events)
+        self.events.append({"line": line, "asked": known.index(said), "value": said[1],
+                            "commands": commands})
 
 
 def play(source, file, names, steps=STEPS):
@@ -384,22 +377,22 @@ def play(source, file, names, steps=STEPS):
     session = Session(source, file, steps, names)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Try) or getattr(node, "attr", "").startswith("__"):
-            session.line = node.lineno
-            session.refuse(f"`{ast.unparse(node).splitlines()[0]}` cannot be followed")
+            shown = ast.unparse(node).splitlines()[0]
+            session.refuse(node.lineno, f"`{shown}` cannot be followed")
 
-    code = compile(session.tree, FOLLOWED, "exec")
-    session.follow(exec, code, {"__builtins__": {**USABLE, "print": session.print}})
+    space = {"__builtins__": {**USABLE, "print": session.print}}
+    session.follow(1, exec, compile(session.tree, FOLLOWED, "exec"), space)
     if not any("asked" in event for event in session.events):
-        session.refuse("the program ends without a print('a', a)")
+        session.refuse(len(source.splitlines()), "the program ends without a print('a', a)")
     return session.events
 
 
-def play_apart(file, names, steps=STEPS, seconds=60):
+def play_apart(file, names, seconds=60):
     """The events of a program file, executed in a process of its own. Raises as play; OSError."""
     source = Path(file).read_text(encoding="utf-8", errors="replace")
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # its end ends the process
         pool.apply(literal, [0])  # the process has made its imports, and the clock starts
-        answer = pool.apply_async(play, [source, file, names, steps])
+        answer = pool.apply_async(play, [source, file, names])
         try:
             return answer.get(seconds)
         except multiprocessing.TimeoutError:
@@ -410,8 +403,7 @@ def play_apart(file, names, steps=STEPS, seconds=60):
 
 def write_session(task, events):
     """The session of these events: tokens int64 [1, T], and bool [1, T], True at the values."""
-    tokens = [*task.start_tokens()]
-    values = []
+    tokens, values = [*task.start_tokens()], []
     for event in events:
         if "command" in event:
             tokens += [*task.command_tokens(np.array(event["command"]))]
@@ -419,10 +411,7 @@ def write_session(task, events):
             asked, value = np.array(event["asked"]), np.array(event["value"] - 1)
             tokens += [*task.reveal_tokens(asked, value)]
             values.append(len(tokens) - 2)  # the last token but one of its line
-
-    reveals = np.zeros((1, len(tokens)), bool)
-    reveals[0, values] = True
-    return np.array([tokens]), reveals
+    return np.array([tokens]), np.isin([range(len(tokens))], values)
 
 
 def answers(model, task, events):
@@ -434,10 +423,10 @@ def answers(model, task, events):
 
 def blind(prints):
     """Right answers of the best guess that knows the variable only, such as "b is always 2"."""
-    most = Counter()
-    for (at, _), count in Counter((event["asked"], event["value"]) for event in prints).items():
-        most[at] = max(most[at], count)
-    return most.total()
+    counts = np.zeros((26, 27), int)  # of each variable and value
+    for event in prints:
+        counts[event["asked"], event["value"]] += 1
+    return counts.max(1).sum()
 
 
 def print_records():
@@ -445,10 +434,10 @@ def print_records():
     print("                                    alone:   right   right,         right,\n"
           "program         seed  commands  right at first  prints  put back  blind guess")
     for row in sorted(records("programs"), key=lambda row: (row["program"], row["seed"])):
-        shares = [row["model"]["right"], row["put back"]["right"], row["blind"]]
-        alone, back, blind_guess = [f"{right / row['prints']:.1%}" for right in shares]
+        of = row["prints"]
         print(f"{row['program']:15}{row['seed']:5}{row['commands']:10,}"
-              f"{row['model']['first_wrong']:16}{alone:>8}{back:>9}{blind_guess:>14}")
+              f"{row['model']['first_wrong']:16}{row['model']['right'] / of:8.1%}"
+              f"{row['put back']['right'] / of:9.1%}{row['blind'] / of:14.1%}")
 
 
 def main(argv=None):

@@ -1,7 +1,7 @@
 """A straight line does what the function did, and a session what the program did.
 
-Oracles: Python itself. It calls the function, executes the straight line in an empty namespace,
-runs the program file, and answers the session as an interactive interpreter.
+The oracle is Python: it calls the function, executes the straight line, runs the program file, and
+answers the session as an interactive interpreter.
 """
 
 import ast
@@ -89,13 +89,12 @@ def test_a_random_program_and_its_trace_return_the_same(tmp_path, seed):
     args = [3, 4, [1, 2]]
     text = trace(function, *args)
     assert args == [3, 4, [1, 2]]
+    exec(text, {})
     *lines, last = ast.parse(text).body
+    assert eval(ast.unparse(last.test.comparators[0])) == function(*args)
     assert {type(node) for node in lines} <= {ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete,
                                               ast.Expr}
     assert "lambda" not in text
-    exec(text, {})
-    assert text.splitlines()[-1].startswith("assert (")
-    assert eval(ast.unparse(last.test.comparators[0])) == function(*args)
 
 
 def test_a_trace_reads_as_in_the_header(tmp_path):
@@ -104,9 +103,13 @@ def test_a_trace_reads_as_in_the_header(tmp_path):
     shown = programs.__doc__.splitlines()[4:9]
     gcd = function_of("\n".join(line[4:34] for line in shown), tmp_path / "header.py", "gcd")
     assert trace(gcd, 12, 8).splitlines() == [line[34:] for line in shown]
-    factorial = function_of(f"{SOURCE}    return z\n", tmp_path / "calls.py", "factorial")
-    assert trace(factorial, 2).splitlines() == [
-        "n = 2", "factorial1_n = 1", "factorial1 = 1", "assert (n * factorial1) == 2"]
+    source = f"{SOURCE}    return square(square(x)) + square(y)\n"
+    factorial = function_of(source, tmp_path / "calls.py", "factorial")
+    assert trace(factorial, 3).splitlines() == [
+        "n = 3", "factorial1_n = 2", "factorial2_n = 1", "factorial2 = 1",
+        "factorial1 = factorial1_n * factorial2", "assert (n * factorial1) == 6"]
+    function = function_of(source, tmp_path / "calls.py", "function")
+    assert trace(function, 2, 1, []).endswith("\nassert (square1 + square2) == 17\n")
 
 
 # The body of a function of x, which is 0; the line that is refused, and a word of the refusal.
@@ -117,22 +120,14 @@ def test_a_trace_reads_as_in_the_header(tmp_path):
 def test_what_cannot_be_traced_is_refused_with_file_and_line(tmp_path, body, line, words):
     path = tmp_path / "bad.py"
     function = function_of(f"def bad(x):\n    {body}\n", path, "bad")
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=f"^{path}:{1 + line}: .*{words}.*$"):
         trace(function, 0, steps=1000 if "Recursion" in words else 50)
-    assert str(refusal.value).startswith(f"{path}:{1 + line}: ") and words in str(refusal.value)
-    assert "\n" not in str(refusal.value)
 
 
 # --- Sessions -------------------------------------------------------------------------------------
 
 TASK = ReplTask(Group("S5"))
 START = "a, b, c, d, e = 1, 2, 3, 4, 5\n"
-SHORT = START + """
-for round in range(6):
-    if a < c: a, b = b, a
-    c, d, e = e, c, d; print('c', c)
-    print('a', a)
-"""
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
@@ -169,13 +164,13 @@ def test_an_exchange_in_a_function_is_one_of_its_own_variables():
     (START + "temp = a\na = b\nb = temp\n", 3, "only be exchanged"),
     (START + "for a in [2]:\n    pass\n", 2, "exchanged"), (START + "del a\n", 2, "exchanged"),
     ("e, b, c, d, a = 1, 2, 3, 4, 5\n", 1, "must begin as"),
-    (START + "x = 3\nprint('x', x)\n", 3, "as in print('a', a)"),
+    (START + "x = 3\nprint('x', x)\n", 3, "print one variable"),
+    (START + "print('a', a, end='')\n", 2, "print one variable"),
     ("a = 1\nprint('a', a)\n", 2, "after all of them"),
-    (START + "a, b = b, a\n", 2, "without a print")])
+    (START + "a, b = b, a\n", 2, "without a print"), ("", 0, "without a print")])
 def test_a_program_that_makes_no_session_is_refused(source, line, words):
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=rf"^f.py:{line}: .*{words}"):
         play(source, "f.py", "abcde", steps=50)
-    assert str(refusal.value).startswith(f"f.py:{line}: ") and words in str(refusal.value)
 
 
 def test_the_separate_process_is_ended_after_its_time_even_within_a_line(tmp_path):
@@ -189,26 +184,31 @@ def test_the_separate_process_is_ended_after_its_time_even_within_a_line(tmp_pat
 
 def test_the_blind_guess_knows_the_most_frequent_value_of_each_variable():
     values = [(0, 1), (0, 1), (0, 2), (1, 2), (1, 3), (1, 3), (2, 5)]
-    assert blind([{"asked": at, "value": value} for at, value in values]) == 5
+    assert blind([{"asked": asked, "value": value} for asked, value in values]) == 5
 
 
 def test_the_command_prints_both_answers_beside_the_true_value(tmp_path, monkeypatch, capsys):
     """The stored model answers, and in the place of the one that is put back a 1 for each print."""
     real = programs.answers
     monkeypatch.setattr(programs, "answers", lambda model, *rest: (
-        ["1"] * 12 if isinstance(model, Snapped) else real(model, *rest)))
+        ["1"] * 6 if isinstance(model, Snapped) else real(model, *rest)))
     path = tmp_path / "short.py"
-    path.write_text(SHORT, encoding="utf-8")
+    source = START + """for _ in range(3):
+    if a < c: a, b = b, a
+    c, d, e = e, c, d; print('c', c)
+    print('a', a)
+"""
+    path.write_text(source, encoding="utf-8")
     programs.main([str(RUN), str(path)])
 
-    values = [event["value"] for event in play(SHORT, path, "abcde") if "asked" in event]
+    values = [event["value"] for event in play(source, path, "abcde") if "asked" in event]
     shown = capsys.readouterr().out
     marked = [line for line in shown.splitlines() if "(model: " in line]
     for line, value in zip(marked, values, strict=True):
         assert f" {value}    (model: {value}; put back: 1; " in line
         assert line.endswith("WRONG") == (value != 1)
-    assert "model: 12 of 12 prints right; commands before an error: None" in shown
-    assert f"put back: {values.count(1)} of 12 prints right" in shown
+    assert "model: 6 of 6 prints right; commands before an error: None" in shown
+    assert f"put back: {values.count(1)} of 6 prints right" in shown
 
 
 def test_bad_input_is_told_in_one_line(refused, tmp_path, monkeypatch):
