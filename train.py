@@ -543,7 +543,8 @@ def make_parser():
     add("--plugin", metavar="FILE", help="runs this file, which may add groups, tasks and models")
 
     # The model; left out, the task's own choice or the model's default.
-    add("--beta-max", type=number(0, 2, float), help="linrnn: 2 allows the eigenvalue -1, 1 does not")
+    add("--beta-max", type=number(0, 2, float),
+        help="linrnn: 2 allows the eigenvalue -1, 1 does not")
     add("--beta-start", type=number(0, 1, float),
         help="linrnn: beta before training, as a share of --beta-max (0.5)")
     add("--householders", type=number(1), help="linrnn: writes per token, R")

@@ -1,7 +1,7 @@
 """The chapters. Each is run by its name, as in `python -m experiments.snap RUN`.
 
 What several chapters need stands here: to record a row of numbers, to read the rows back, and to
-train an arm unless a row tells that it is done.
+train an arm unless a row tells that it is done. And the rates of the four usual arms.
 """
 
 import json
@@ -13,6 +13,13 @@ import torch
 from train import train
 
 RESULTS = Path(__file__).parent / "results"
+
+# The optimiser, its rate, and that of the hidden matrices, as a grid on commands of S5 chose them.
+RATES = {
+    "linrnn": {"optimizer": "muon", "lr": 2e-3, "matrix_lr": 0.01},
+    "linrnn-beta1": {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3},
+    "transformer": {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3},
+    "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4}}
 
 
 def record(name, row):
@@ -28,12 +35,22 @@ def records(name, **conditions):
     if not path.exists():
         return []
 
-    found = []
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        if all(row.get(key) == value for key, value in conditions.items()):
-            found.append(row)
-    return found
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return where(rows, **conditions)
+
+
+def where(rows, **conditions):
+    """The rows in which each of these keys has this value."""
+    return [row for row in rows if conditions.items() <= row.items()]
+
+
+def span(values, digits=1):
+    """'least-greatest' of the seeds, or one number where both read the same; '' without values."""
+    if not values:
+        return ""
+    least = f"{min(values):.{digits}f}"
+    greatest = f"{max(values):.{digits}f}"
+    return least if least == greatest else f"{least}-{greatest}"
 
 
 def train_arm(name, cell, make_model, task, recipe, **arguments):

@@ -43,7 +43,7 @@ import numpy as np
 import torch
 
 from data import Group, ReplTask, draw_commands, generator, number, one_line_errors, parse, run
-from experiments import record, records, train_arm
+from experiments import RATES, record, records, span, train_arm
 from models import MODELS, AttentionBlock, DeltaBlock, LanguageModel
 from train import Recipe
 
@@ -158,17 +158,13 @@ def evaluate_mode(model, task, length, mode, traces=32, seed=0):
 
 # --- 4. The study ---------------------------------------------------------------------------------
 
-RATES = {  # what the grid of the chapter `arms` chose for the traces of S5
-    "linrnn": {"optimizer": "muon", "lr": 2e-3, "matrix_lr": 0.01},
-    "hybrid": {"optimizer": "muon", "lr": 2e-3, "matrix_lr": 0.01},
-    "transformer": {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3},
-    "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4}}
+ARMS = ["linrnn", "hybrid", "transformer", "lstm"]
 MAKE = MODELS | {"hybrid": Hybrid}
 LENGTHS = [8, 16, 32, 64, 128]  # of the evaluation
 MILLIONS = {"S3": 4.0, "S5": 12.0}  # of tokens that a run reads, by its group
 # An arm each: all that distinguishes its runs, but for the seed.
 STUDY = [{"arm": arm, "group": group, "millions": MILLIONS[group]}
-         for group, arm in itertools.product(MILLIONS, RATES)]
+         for group, arm in itertools.product(MILLIONS, ARMS)]
 
 
 def recipe_for(task, cell):
@@ -178,8 +174,9 @@ def recipe_for(task, cell):
     for length, share in shares.items():
         tokens = np.mean([len(task.roles(drawn, 1)) for drawn in range(SHORTEST, length + 1)])
         steps.append(max(1, round(share * 1e6 * cell["millions"] / 16 / tokens)))
+    rates = RATES["linrnn" if cell["arm"] == "hybrid" else cell["arm"]]
     return Recipe(curriculum=[(length, 1) for length in shares], stage_steps=steps, batch=16,
-                  average=False, seed=cell["seed"], **RATES[cell["arm"]])
+                  average=False, seed=cell["seed"], **rates)
 
 
 def run_cell(cell):
@@ -211,8 +208,7 @@ def show():
         for (mode, what), length in itertools.product(columns, LENGTHS):
             found = [round(100 * test[what]) for test in tests
                      if (test["mode"], test["length"]) == (mode, length)]
-            ends = sorted({min(found), max(found)})  # of the seeds
-            line += f"{'-'.join(map(str, ends)):>8}"
+            line += f"{span(found, 0):>8}"
         print(line)
 
 
@@ -221,7 +217,7 @@ def main(argv=None):
                                      description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--run", action="store_true", help="make the missing runs of the study, or some of them:")
-    add("--arm", choices=RATES, help="those of this arm")
+    add("--arm", choices=ARMS, help="those of this arm")
     add("--group", choices=MILLIONS, help="those of this group")
     add("--seed", type=number(0), help="those of this seed, which may be a fourth one")
     args = parse(parser, argv)

@@ -30,7 +30,7 @@ import torch
 
 from data import Group, UserError, generator, number, one_line_errors, parse, run
 from eval import evaluate_and_print
-from experiments import record, records, train_arm
+from experiments import record, records, span, train_arm
 from experiments.arms import GatedRNN
 from experiments.beliefs import CoinTask
 from models import LSTM, LinRNN, Transformer
@@ -276,13 +276,6 @@ def column_of(row, schedule, cycle):
     return by_cycle[cycle] if cycle < len(by_cycle) else None
 
 
-def spread(values):
-    """The least and the greatest of the seeds; "-" if one of them has none."""
-    if None in values:
-        return "-"
-    return f"{min(values):.3f}-{max(values):.3f}"
-
-
 def print_table():
     """All recorded cells: training against tests. The cells of the usual training come first."""
     # The seeds of a cell together.
@@ -305,7 +298,8 @@ def print_table():
         line = (f"{group:<4}{uncertain:<6}{last_steps:<7}{f'{repetitions} {cycles}':<13}{arm:<16}"
                 f"{f'{kept} of {len(rows)}':<8}")
         for column in COLUMNS.values():
-            line += f"{spread([column_of(row, *column) for row in rows]):<13}"
+            values = [column_of(row, *column) for row in rows]
+            line += f"{'-' if None in values else span(values, 3):<13}"
         print(line)
 
 

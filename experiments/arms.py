@@ -45,7 +45,7 @@ from torch import nn
 
 from data import Group, ReplTask, WordTask, generator, parse, run
 from eval import evaluate, evaluate_and_print
-from experiments import record, records, train_arm
+from experiments import RATES, record, records, span, train_arm, where
 from models import (LSTM, AttentionBlock, DeltaBlock, LanguageModel, LinRNN, LSTMBlock,
                     Transformer)
 from scan import delta_product
@@ -181,11 +181,6 @@ ARMS = {
     "lstm": LSTM,
     "gated": GatedRNN,
     "gated-beta1": partial(GatedRNN, beta_max=1.0)}
-RATES = {  # the optimiser, its rate, and that of the hidden matrices
-    "linrnn": ("muon", 2e-3, 0.01),
-    "linrnn-beta1": ("muon", 1e-3, 5e-3),
-    "transformer": ("muon", 1e-3, 5e-3),
-    "lstm": ("adamw", 5e-4, 5e-4)}
 
 
 def make_arm(arm, task, **options):
@@ -200,9 +195,8 @@ def recipe_of(cell, rates=RATES, **options):
     Bare and gated arms, and the rungs of the ladder, have the rates of their nearest relative.
     """
     relative = cell["arm"].removesuffix("-bare").replace("gated", "linrnn")
-    optimizer, lr, matrix_lr = rates.get(relative, rates["linrnn"])
-    return Recipe(optimizer=optimizer, lr=lr, matrix_lr=matrix_lr, max_steps=10**6,
-                  seed=cell["seed"], **options)
+    return Recipe(**rates.get(relative, rates["linrnn"]), max_steps=10**6, seed=cell["seed"],
+                  **options)
 
 
 MAIN_LENGTHS = [(2, 1), (8, 1), (16, 2), (64, 8), (128, 16)]
@@ -221,7 +215,7 @@ def plan_main(cell):
 EASED = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
 EASED_LENGTHS = [*EASED, (128, 16)]
 # Those that pass in the part `rates`: on the most seeds, and then after the fewest tokens.
-EASED_RATES = RATES | {"lstm": ("adamw", 4e-3, 4e-3)}
+EASED_RATES = RATES | {"lstm": {"optimizer": "adamw", "lr": 4e-3, "matrix_lr": 4e-3}}
 CHANGES = {  # what is tried, one at a time: options of the recipe, and of the model
     "": ({}, {}),
     "batch 64": ({"batch": 64}, {}),
@@ -345,20 +339,6 @@ def plan_reflections(cell):
 
 # --- The tables, from the records -----------------------------------------------------------------
 
-def span(values, digits=1):
-    """'least-greatest', or one number where both read the same; nothing if there is no value."""
-    if not values:
-        return ""
-    least = f"{min(values):.{digits}f}"
-    greatest = f"{max(values):.{digits}f}"
-    return least if least == greatest else f"{least}-{greatest}"
-
-
-def where(rows, conditions):
-    """The rows in which each of these keys has this value."""
-    return [row for row in rows if conditions.items() <= row.items()]
-
-
 def through(rows):
     """How many of the runs got through their curriculum."""
     if not rows:
@@ -413,7 +393,7 @@ def print_table(title, keys, texts, rows, by=None):
 
     for values in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
         line = ", ".join(str(value).rstrip(",") for value in values if value != "")
-        of_line = where(rows, dict(zip(keys, values)))
+        of_line = where(rows, **dict(zip(keys, values)))
         cells = []
         for value, name in columns:
             cells.append(texts[name]([row for row in of_line if row.get(by, "") == value]))
@@ -444,7 +424,7 @@ def show_eased(rows):
                 "an arm stands\nwhat was changed, and the cap in million tokens",
                 keys, texts_of_arms(EASED_LENGTHS), rows)
 
-    rows = where(rows, {"millions": 15})
+    rows = where(rows, millions=15)
     if not rows:
         return
     texts = {"length": after_equal_minutes(1, 0), "right": after_equal_minutes(2, 1)}
@@ -474,19 +454,19 @@ def show_ladder(rows):
     for i, part in enumerate(["smallest", "small", "large", "largest"]):
         texts[part] = lambda rows, i=i: span([100 * row["count"]["right_by_size"][i]
                                               for row in rows])
-    counted = [row for row in where(rows, COUNTING) if row["count"]["elements"]]
+    counted = [row for row in where(rows, **COUNTING) if row["count"]["elements"]]
     print_table("The same beyond 64 tokens, by the size of the count, in four equal parts of all "
                 "places", ["arm", "group"], texts, counted)
 
 
 def show_reflections(rows):
-    of_words = where(rows, {"format": "word"})
+    of_words = where(rows, format="word")
     print_table("Words, trained to 128 of them: labels right in % at 128 and at 512 words, by "
                 "reflections a token", ["group", "commands"],
                 {"at 128": right(1), "at 512": right(3)},
                 sorted(of_words, key=lambda row: row["householders"]), by="householders")
     print_table("REPL traces, one reflection a token: reveals right in % at (64,8)",
-                ["group", "commands"], {"right": right(0)}, where(rows, {"format": "repl"}))
+                ["group", "commands"], {"right": right(0)}, where(rows, format="repl"))
 
 
 # --- The studies, cell by cell --------------------------------------------------------------------

@@ -19,7 +19,8 @@ from matplotlib import pyplot
 
 from data import one_line_errors, parse, run
 from eval import load_run
-from experiments import RESULTS, actions, adversary, arms, inside, records, scale, supervision
+from experiments import (RESULTS, actions, adversary, arms, inside, records, scale, supervision,
+                         where)
 
 BLUE, SKY, RED, GREEN = "#0072B2", "#56B4E9", "#D55E00", "#009E73"
 ORANGE, PINK, GREY = "#E69F00", "#CC79A7", "#666666"
@@ -160,14 +161,14 @@ def spacing():
     counts = []
     for S in (1, 2, 4, 8):
         cells = {"group": "S5", "first": "2:1,", "spacing": S}
-        counts.append(count(arms.where(rows, cells), lambda row: row["finished"]))
+        counts.append(count(where(rows, **cells), lambda row: row["finished"]))
     panels_of = list(dict.fromkeys((row["group"], row["arm"]) for row in rows))
     figure, (panels,) = canvas("Behind (2,1) the linear RNN with β ≤ 2 learns S5 with a reveal "
                                f"after every 1, 2, 4, 8 commands\non {', '.join(counts)} seeds",
                                1, len(panels_of), (9.5, 4.4), sharey=True)
 
     for axes, (group, arm) in zip(panels, panels_of):
-        for row in arms.where(rows, {"group": group, "arm": arm}):
+        for row in where(rows, group=group, arm=arm):
             shift, marker = (0.15, "x") if row["first"] else (-0.15, "o")
             dot(axes, np.log2(row["spacing"]) + shift, row["tokens"] / 1e6,
                 marker if row["finished"] else "_", COLOURS[arm])
@@ -232,7 +233,7 @@ def ladder():
                                "eigenvalues\nin [0, 1] loses even parity (S2)", 1, 3, (9, 4.6),
                                sharey=True)
     for axes, group in zip(panels, ("S2", "S3", "A5")):
-        for row in arms.where(rows, {"group": group}):
+        for row in where(rows, group=group):
             for result, marker, colour in zip(row["results"], "ox", [BLUE, RED]):
                 dot(axes, result["all"], rungs.index(row["arm"]), marker, colour)
         axes.axvline(result["chance"], color=GREY, linestyle="--", linewidth=0.9)
@@ -246,7 +247,7 @@ def unseen():
     rows = records("unseen", kind="unseen")
     alls = {}
     for seen in (60, 108):
-        mine = arms.where(rows, {"seen": seen})
+        mine = where(rows, seen=seen)
         alls[seen] = count(mine, lambda row: row["exhaustive"]["unseen_right"]
                            == row["exhaustive"]["unseen"])
     figure, (panels,) = canvas("Every unseen command is right from every state with 60 seen "
@@ -276,7 +277,7 @@ def snapping():
     for row in rows:
         if row["config"]["group"] == "S5" and len(row["results"]) > 1:
             long.append(row)
-    whole = count(arms.where(long, {"interval": 1}), lambda row: at(row, 8192)["all"] == 1)
+    whole = count(where(long, interval=1), lambda row: at(row, 8192)["all"] == 1)
     figure, (panels,) = canvas("Put back on its permutation after each command, the state of S5 "
                                f"lasts 8,192 commands\n({whole} seeds); up to 26 variables one "
                                "snap in 64 commands suffices", 1, 2, (9.5, 4.2), sharey=True)
@@ -284,7 +285,7 @@ def snapping():
     found = {}
     for name, interval, colour in [("alone", 0, BLUE), ("put back", 1, RED)]:
         shares = []
-        for row in arms.where(long, {"interval": interval}):
+        for row in where(long, interval=interval):
             lengths = [result["length"] for result in row["results"]]
             shares.append([result["all"] for result in row["results"]])
         found[name] = lengths, shares, colour
@@ -297,7 +298,7 @@ def snapping():
         intervals = sorted({row["interval"] for row in rare})
         shares = []
         for seed in sorted({row["seed"] for row in rare}):
-            shares.append([at(row, 2048)["perfect"] for row in arms.where(rare, {"seed": seed})])
+            shares.append([at(row, 2048)["perfect"] for row in where(rare, seed=seed)])
         draw(panels[1], {group: (intervals, shares, colour)}, named=False)
     panels[1].legend(frameon=False, loc="lower left")
     panels[1].set(xlabel="commands from snap to snap",
@@ -322,7 +323,7 @@ def cycles():
     linear = {"honest": [], "forced": [], "half": []}
     for kind, longest in kinds:
         cell = {"arm": "linrnn", "repetitions": kind, "cycles": longest}
-        linear[kind] += arms.where(rows, cell)
+        linear[kind] += where(rows, **cell)
 
     counts = [count(mine, keeps) for mine in linear.values()]
     figure, panels = canvas("The linear RNN (β ≤ 2) keeps the belief to cycle 64 after honest "
@@ -334,7 +335,7 @@ def cycles():
         found = {}
         for arm in NAMES:
             cell = {"arm": arm, "repetitions": kind, "cycles": longest}
-            tests = [row["results"]["adversarial"][0] for row in arms.where(rows, cell)]
+            tests = [row["results"]["adversarial"][0] for row in where(rows, **cell)]
             if tests:
                 kl = [test["kl_by_position"][1:65] for test in tests]
                 found[NAMES[arm]] = range(1, 65), kl, COLOURS[arm]
@@ -359,11 +360,11 @@ def cycles():
 def sizes():
     """Tokens of the whole training, and reveals right, by the number of variables."""
     rows = records("scale", without="none", model="linrnn")
-    full = arms.where(rows, {"commands": "full"})
+    full = where(rows, commands="full")
     tokens = {}
     for group in ("S5", "S26"):
-        tokens[group] = np.mean([row["tokens"] for row in arms.where(full, {"group": group})])
-    largest = arms.where(full, {"group": "S26"})
+        tokens[group] = np.mean([row["tokens"] for row in where(full, group=group)])
+    largest = where(full, group="S26")
     short = count(largest, lambda row: at(row, 64)["all"] >= scale.SOLVED)
     figure, (panels,) = canvas(f"S26 takes {tokens['S26'] / tokens['S5']:.1f} times the tokens of "
                                f"S5; of its runs {short} have 99.5% right at (64,8)\n"
@@ -403,10 +404,10 @@ def copying():
     for line, group in zip(panels, ["S3", "S5"]):
         for axes, mode, what in zip(line, ["own", "kept"], ["commands", "states"]):
             found = {}
-            for arm in actions.RATES:
+            for arm in actions.ARMS:
                 shares = []
-                for row in arms.where(rows, {"arm": arm, "group": group}):
-                    tests = arms.where(row["results"], {"mode": mode})
+                for row in where(rows, arm=arm, group=group):
+                    tests = where(row["results"], mode=mode)
                     shares.append([test[what] for test in tests])
                 found[NAMES[arm]] = actions.LENGTHS, shares, COLOURS[arm]
             axes.set(ylim=(0, 1.02), xlabel=f"commands in the listing, {group}",
@@ -427,7 +428,7 @@ def told():
                                "programs", 1, 3, (9.5, 4.4), sharex=True)
 
     for axes, (task, what) in zip(panels, tasks.items()):
-        mine = arms.where(rows, {"task": task})
+        mine = where(rows, task=task)
         mine.sort(key=lambda row: (supervision.ARMS.index(row["arm"]), row[what]), reverse=True)
         for row in mine:
             colour = BLUE if row["arm"] in heads else ORANGE

@@ -41,7 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from data import (Group, ReplTask, UserError, generator, number, one_line_errors, parse, run,
                   stages, try_stages)
 from eval import evaluate_and_print, load_run
-from experiments import record, records, train_arm
+from experiments import RATES, record, records, span, train_arm
 from models import MODELS, DeltaBlock, LinRNN, build, options_of
 from train import MOST_TRAINED, Recipe
 
@@ -87,10 +87,6 @@ ARMS = [
 
 FULL_LENGTH = ["none", "last steps", "rehearsal"]  # the parts without which stages are not fewer
 
-RATES = {  # chosen on S5, in results/arms_rates.jsonl; the linear RNN has those of the rule
-    "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4},
-    "transformer": {"lr": 1e-3, "matrix_lr": 5e-3}}
-
 
 def make_task(arm):
     """REPL traces by the rule, but for the part of it that is left out.
@@ -120,7 +116,9 @@ def make_task(arm):
 
 def make_recipe(arm, task, seed):
     """The rates of the rule, or those chosen for the model. Tokens end a run, not steps."""
-    options = task.recipe_options | RATES.get(arm.model, {})
+    options = task.recipe_options.copy()
+    if arm.model != "linrnn":
+        options |= RATES[arm.model]
     if arm.without not in FULL_LENGTH:
         options["curriculum"] = [(2, 1), (8, 1)]  # how long is the wait at (2,1)?
     return Recipe(**options, max_steps=10**6, seed=seed)
@@ -161,12 +159,6 @@ def is_solved(row):
 def wait(row):
     """Tokens read at (2,1), to the next 50 steps."""
     return max(tokens for tokens, length, _ in row["curve"] if length == 2)
-
-
-def span(values):
-    """The least and the greatest value, as '1.2-2.5'."""
-    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
-    return low if low == high else f"{low}-{high}"
 
 
 def records_of(arm):

@@ -38,7 +38,7 @@ from torch import nn
 from data import (Group, ReplTask, draw_commands, draw_symmetric, generator, next_tokens, number,
                   parse, run, run_commands)
 from eval import evaluate_and_print, log_probabilities
-from experiments import record, records
+from experiments import RATES, record, records
 from models import Transformer, build
 from train import Recipe, next_token_loss, train
 
@@ -291,9 +291,6 @@ def make_loss(task, arm):
 
 # --- 3. One run, until it is solved ---------------------------------------------------------------
 
-RATES = {  # what the grid of the chapter `arms` chose for the traces of S5
-    "linrnn": {"optimizer": "muon", "lr": 2e-3, "matrix_lr": 0.01},
-    "transformer": {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3}}
 BATCH = 16
 LAST_STEPS = 150  # made by a run that is solved
 

@@ -8,9 +8,9 @@ from test_beliefs import check_traces
 
 import experiments
 from data import Group, UserError
-from experiments import adversary
+from experiments import adversary, span
 from experiments.adversary import (IGNORED, KEPT, RepetitionTask, cells, column_of, count_read_off,
-                                   hold_pair, make_cell, only_last_reveal, spread)
+                                   hold_pair, make_cell, only_last_reveal)
 from models import LSTM, LinRNN
 from train import Recipe, next_token_loss, to_tensors
 
@@ -166,6 +166,6 @@ def test_the_finding_says_what_is_recorded():
                              (5, 5, at_64("linrnn", "forced", 32, new)),
                              (4, 5, at_64("linrnn", "half", 32, new))]:
         assert (sum(kl <= KEPT for kl in values), len(values)) == (kept, of)
-        assert spread(values) in adversary.__doc__
+        assert span(values, 3) in adversary.__doc__
     for arm in ("linrnn-beta1", "linrnn-1-head", "linrnn-2-heads"):
         assert max(at_64(arm, "half", 32, new)) <= KEPT

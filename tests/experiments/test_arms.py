@@ -141,14 +141,14 @@ def test_every_plan_can_be_trained(part):
 
 def test_the_rates_are_the_best_of_the_recorded_grid():
     """Passed on the most seeds, and then with the fewest tokens on average."""
-    for arm, (optimizer, lr, _) in arms.EASED_RATES.items():
+    for arm, rates in arms.EASED_RATES.items():
         merit = {}
         for row in records("arms_rates", arm=arm):
             cell = records("arms_rates", arm=arm, optimizer=row["optimizer"], lr=row["lr"])
             assert len(cell) == 3
             tokens = [row["tokens"] for row in cell if row["finished"]]
             merit[row["optimizer"], row["lr"]] = len(tokens), -np.mean(tokens or [np.inf])
-        assert max(merit, key=merit.get) == (optimizer, lr)
+        assert max(merit, key=merit.get) == (rates["optimizer"], rates["lr"])
 
 
 def test_equal_time_reads_the_curve_where_the_minutes_are_over():

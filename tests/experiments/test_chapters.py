@@ -11,7 +11,7 @@ import pytest
 from conftest import PACKAGES, ROOT, imports_of
 
 from eval import evaluate, load_run
-from experiments import RESULTS, records
+from experiments import RESULTS, records, span
 
 CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("*.py")}
 CHAPTERS.pop("__init__")
@@ -64,12 +64,6 @@ def cells(text, columns):
         if len(row) == columns and not set("".join(row)) <= set("- "):
             rows.append(row)
     return rows
-
-
-def span(values, places=1):
-    """Least-greatest; one number where the two are the same."""
-    ends = f"{min(values):.{places}f}", f"{max(values):.{places}f}"
-    return ends[0] if ends[0] == ends[1] else "-".join(ends)
 
 
 def of_full_commands(name):
