@@ -364,12 +364,11 @@ def sizes():
     tokens = {}
     for group in ("S5", "S26"):
         tokens[group] = np.mean([row["tokens"] for row in where(full, group=group)])
-    largest = where(full, group="S26")
-    short = count(largest, lambda row: at(row, 64)["all"] >= scale.SOLVED)
-    figure, (panels,) = canvas(f"S26 takes {tokens['S26'] / tokens['S5']:.1f} times the tokens of "
-                               f"S5; of its runs {short} have 99.5% right at (64,8)\n"
-                               f"and {count(largest, scale.is_solved)} at (128,16)",
-                               1, 2, (9.5, 4.4))
+    right = count(full, lambda row: at(row, 64)["all"] >= scale.SOLVED)
+    figure, (panels,) = canvas(f"With 3 to 26 variables {right} linear RNNs (β ≤ 2) have 99.5% of "
+                               f"the reveals right at (64,8),\nand {count(full, scale.is_solved)} "
+                               f"at (128,16); S26 takes {tokens['S26'] / tokens['S5']:.1f} times "
+                               "the tokens of S5", 1, 2, (9.5, 4.4))
 
     for row in rows:
         n = int(row["group"][1:])
