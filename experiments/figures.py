@@ -315,11 +315,14 @@ def keeps(row):
 
 
 def cycles():
-    """KL by cycle of the adversary, a panel for each kind of repetitions in training."""
+    """KL by cycle of the adversary, a panel for each kind of repetitions in training.
+
+    The key of a panel is the kind, and the most cycles of a repetition.
+    """
     rows = records("adversary", **adversary.USUAL)
     kinds = {("honest", 4): "honest, 4 cycles", ("honest", 16): "honest, 16 cycles",
              ("honest", 32): "honest, 32 cycles", ("forced", 32): "forced, up to 32 cycles",
-             ("half", 32): "half of each, up to 32 cycles"}  # by the longest run in training
+             ("half", 32): "half of each, up to 32", ("half", 64): "half of each, up to 64"}
     linear = {"honest": [], "forced": [], "half": []}
     for kind, longest in kinds:
         cell = {"arm": "linrnn", "repetitions": kind, "cycles": longest}
@@ -337,18 +340,16 @@ def cycles():
             cell = {"arm": arm, "repetitions": kind, "cycles": longest}
             tests = [row["results"]["adversarial"][0] for row in where(rows, **cell)]
             if tests:
-                kl = [test["kl_by_position"][1:65] for test in tests]
-                found[NAMES[arm]] = range(1, 65), kl, COLOURS[arm]
+                kl = [test["kl_by_position"][1:] for test in tests]
+                found[NAMES[arm]] = range(1, 1 + len(kl[0])), kl, COLOURS[arm]
         draw(axes, found, named=False)
         axes.axvline(longest, color=GREY, linestyle=":", label="most cycles in training")
         axes.set_title(title, fontsize=11)
         axes.set(yscale="log", ylim=(5e-4, 4), xlabel="cycles of the adversary")
-        ticks_at(axes, [1, 4, 16, 64])
+        ticks_at(axes, [1, 4, 16, 64, 256])
         handles, names = axes.get_legend_handles_labels()
         lines.update(zip(names, handles))
 
-    panels[1, 2].set_visible(False)
-    panels[0, 2].tick_params(labelbottom=True)  # no panel below it has the numbers
     for axes in panels[:, 0]:
         axes.set_ylabel("KL(filter, model) in nats")
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False)

@@ -1,6 +1,8 @@
 """Repetitions are real programs with an exact filter; what counts in training; the hand-built head;
 the study and its table."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -152,20 +154,28 @@ def test_a_cell_is_trained_recorded_and_not_made_again(tmp_path, monkeypatch, ca
 
 def test_the_finding_says_what_is_recorded():
     """The counts of seeds that keep the belief, and the ranges that stand in the docstring."""
-    def at_64(arm, repetitions, cycles, seeds):
-        rows = experiments.records("adversary", **adversary.USUAL, arm=arm, cycles=cycles,
-                                   repetitions=repetitions)
-        return [column_of(row, "adversarial", 64) for row in rows if row["seed"] in seeds]
-
     new = range(10, 15)
-    honest = at_64("linrnn", "honest", 32, new)
+
+    def at_cycle(cycle, arm, repetitions, cycles, seeds=new, group="S3"):
+        usual = adversary.USUAL | {"group": group}
+        rows = experiments.records("adversary", **usual, arm=arm, cycles=cycles,
+                                   repetitions=repetitions)
+        return [column_of(row, "adversarial", cycle) for row in rows if row["seed"] in seeds]
+
+    at_64 = partial(at_cycle, 64)
+    honest = at_64("linrnn", "honest", 32)
     for cycles in (1, 4, 16):
         honest += at_64("linrnn", "honest", cycles, range(5))
     for kept, of, values in [(0, 20, honest),
-                             (5, 5, at_64("lstm", "honest", 32, new)),
-                             (5, 5, at_64("linrnn", "forced", 32, new)),
-                             (4, 5, at_64("linrnn", "half", 32, new))]:
+                             (5, 5, at_64("lstm", "honest", 32)),
+                             (5, 5, at_64("linrnn", "forced", 32)),
+                             (0, 3, at_64("linrnn", "half", 4)),
+                             (3, 3, at_64("linrnn", "half", 16)),
+                             (4, 5, at_64("linrnn", "half", 32)),
+                             (3, 3, at_64("linrnn", "half", 64))]:
         assert (sum(kl <= KEPT for kl in values), len(values)) == (kept, of)
         assert span(values, 3) in adversary.__doc__
-    for arm in ("linrnn-beta1", "linrnn-1-head", "linrnn-2-heads"):
-        assert max(at_64(arm, "half", 32, new)) <= KEPT
+    assert max(at_cycle(256, "linrnn", "half", 64)) <= KEPT
+    for arm in ("linrnn-beta1", "linrnn-1-head"):
+        assert max(at_64(arm, "half", 32)) <= KEPT
+    assert max(at_64("linrnn-1-head", "half", 32, group="S4")) <= KEPT

@@ -187,8 +187,10 @@ def test_what_the_chapter_says_is_what_its_records_say(capsys):
     assert shown["4 reflections"][4:6] == ["100.0", "99.8-100.0"]  # A5
     assert shown["S3, linrnn, 2:1"][-2:] == ["2 of 3", "33.6-100.0"]
     for group, householders, learned in [
-            ("S3", 2, "3 of 3"), ("S4", 2, "2 of 3"), ("S4", 3, "2 of 3"), ("A5", 2, "3 of 3"),
-            ("S5", 4, "5 of 5"), ("S3", 4, "0 of 1"), ("S5", 3, "0 of 1")]:
+            ("S3", 1, "0 of 3"), ("S3", 2, "5 of 5"), ("S3", 3, "3 of 3"), ("S3", 4, "3 of 3"),
+            ("S4", 1, "0 of 3"), ("S4", 2, "5 of 5"), ("S4", 3, "3 of 3"), ("S4", 4, "3 of 3"),
+            ("A5", 1, "0 of 3"), ("A5", 2, "3 of 3"), ("A5", 3, "3 of 3"), ("A5", 4, "3 of 3"),
+            ("S5", 1, "0 of 3"), ("S5", 2, "0 of 3"), ("S5", 3, "0 of 3"), ("S5", 4, "5 of 5")]:
         rows = records("reflections", format="word", group=group, householders=householders,
                        commands="full")
         solved = sum(row["results"][1]["all"] >= 0.995 for row in rows)
