@@ -15,8 +15,8 @@ three (0.025-0.048), of 32 four of five (0.005-0.055), of 64 three of three, to 
 (0.003-0.005). So linearity does not forbid the belief: hold_pair, a head of the delta rule built by
 hand, keeps it for 4,096 cycles. Nor does it take beta > 1, or a head for each pair: one head keeps
 it on three of three with the three pairs of S3, and with the six of S4.
-Left empty: two and three heads on S4; after 32 cycles the LSTM without the local block, honest and
-forced, and the Transformer, forced.
+Left empty: after 32 cycles the LSTM without the local block, honest and forced, and the
+Transformer, forced.
 
     python -m experiments.adversary             # the table, from results/adversary.jsonl
     python -m experiments.adversary --run 1     # makes the next missing cell (5 to 15 minutes)
