@@ -1,6 +1,6 @@
 """A card trick: a word is spelled, and each letter moves the top card to the bottom. Then the
-packet is turned over. However often this is done, the two neighbours of a card remain its neighbours, if
-the bottom is next to the top. So whoever knows the order finds the card that was chosen.
+packet is turned over. However often this is done, the two neighbours of a card remain its
+neighbours, if the bottom is next to the top. So whoever knows the order finds the chosen card.
 """
 
 a, b, c, d, e = 1, 2, 3, 4, 5
