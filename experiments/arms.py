@@ -2,7 +2,7 @@
 
     python -m experiments.arms                 # the tables below, from the records
     python -m experiments.arms --run           # makes the cells that are not recorded yet
-    python -m experiments.arms --run ladder    # those of one part; 0.4 to 10 minutes a cell
+    python -m experiments.arms --run ladder    # those of one part; 0.4 to 40 minutes a cell
 
 All arms have one frame, one curriculum and one batch; the optimiser and its rates are each arm's
 own. A run ends with its curriculum, or when its tokens are spent. Six parts:
@@ -520,8 +520,11 @@ STUDIES = {
         *grid(arm=[*RATES], change=[""], millions=[15], seed=range(10, 15)),
         *grid(arm=["transformer", "lstm", "linrnn-beta1"], change=[*CHANGES], millions=[5],
               seed=[100]),
-        *grid(arm=["transformer"], change=["more layers"], millions=[15],
-              seed=range(10, 13))]),
+        *grid(arm=["transformer"], change=["more layers"], millions=[15], seed=range(10, 13)),
+        # Three times the tokens, for the arms that were still learning.
+        *grid(arm=["transformer", "linrnn-beta1", "lstm"], change=[""], millions=[45],
+              seed=range(10, 13)),
+        *grid(arm=["transformer"], change=["more layers"], millions=[45], seed=[10])]),
     "rates": Study("arms_rates", plan_rates, show_rates,
                    rate_grid("adamw", [1e-3, 2e-3, 4e-3]) + rate_grid("muon", [5e-4, 1e-3, 2e-3])),
     "spacing": Study("arms_spacing", plan_spacing, show_spacing, [

@@ -5,10 +5,9 @@
 Read the ratios, not the milliseconds: all forms are timed in turns, in one run. `slower` is the
 time of a form, forward and backward, against C=32, which is scan.delta_rule_chunked.
 
-Finding (results/bench.jsonl, float32, two cores, forward and backward). With B = 32, H = 4,
-T = 1,024 and K = V = 32 the loop takes 2.9 times as long as the chunked scan, the textbook form 2.2
-times, torch's own backward 1.2 times. With B = 4, where the loop is overhead, it takes 12 times as
-long.
+Finding (float32, two cores, H = 4, T = 1,024, K = V = 32). With B = 32 the loop takes 2.9 times as
+long as the chunked scan, the textbook form 2.2 times, torch's own backward 1.2 times. With B = 4,
+where the loop is overhead, it takes 12 times as long.
 
 Source: the textbook form follows the pseudo-code of Yang et al. 2024 (arXiv 2406.06484).
 

@@ -3,8 +3,8 @@
 Finding, on the five stored models of S5. One head of four tracks, with beta near 2 at all five
 right-hand names of a command, and only this head needs its reflections. Its keys are not in general
 those of the swap machine that scan.py builds by hand: their inner products correlate by .50 to .90.
-What the head holds is a linear image of the permutation, until the state has drifted: a linear map
-reads it off all of 64 states at 64 commands, and off 0 to 36% at 512.
+What the head holds is a linear image of the permutation: a linear map reads it off all states at 64
+commands, and off few at 512, where the state has drifted.
 
 A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and in
 the state that model.stream returns. Behind one local block the entry of the first layer is 1.

@@ -11,10 +11,10 @@ A function becomes a trace: the straight line of the assignments that it execute
 And a program that exchanges variables becomes a session in the vocabulary of the REPL traces. A
 trained model reads it twice: alone, and with its state put back after each command (snap.py).
 
-Finding (results/programs.jsonl). The five stored models of S5 read four programs of 666 to 1,000
-commands. Alone a model is right for 2.2 to 5.9 times the 64 commands of its longest training
-traces, and then loses the state. Put back after each command, every print is right; a blind guess,
-which says of each variable what it holds most often, has 34 to 57% of them.
+Finding. Alone the five stored models of S5 follow four programs for 2.2 to 5.9 times the 64
+commands of their longest training traces, and then lose the state. Put back after each command,
+every print is right. A blind guess, which says of each variable what it holds most often, has 34 to
+57% of them.
 
     trace(function, *args)                      the straight line, as text
     python -m experiments.programs              the recorded runs

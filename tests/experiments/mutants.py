@@ -148,6 +148,8 @@ TABLE["train.py"] = [
     ("a resumed run goes on with its mean", 'average.load_state_dict(resume["average"])', "pass"),
     ("the log of a resumed run has each step once", 'if row["step"] <= progress.step:', "if True:"),
     ("a run with other options is not gone on with", "if changed:", "if False:"),
+    ("each process has its own rows of a batch", "part[rank::processes]", "part[::processes]"),
+    ("processes agree on their metrics", "metrics = mean_over_processes(metrics, device)", "pass"),
 ]
 
 TABLE["experiments/beliefs.py"] = [

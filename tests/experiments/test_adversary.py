@@ -1,8 +1,6 @@
 """Repetitions are real programs with an exact filter; what counts in training; the hand-built head;
 the study and its table."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from test_beliefs import check_traces
 
 import experiments
 from data import Group, UserError
-from experiments import adversary, span
+from experiments import adversary
 from experiments.adversary import (IGNORED, KEPT, RepetitionTask, cells, column_of, count_read_off,
                                    hold_pair, make_cell, only_last_reveal)
 from models import LSTM, LinRNN
@@ -153,29 +151,20 @@ def test_a_cell_is_trained_recorded_and_not_made_again(tmp_path, monkeypatch, ca
 
 
 def test_the_finding_says_what_is_recorded():
-    """The counts of seeds that keep the belief, and the ranges that stand in the docstring."""
-    new = range(10, 15)
+    """k of n runs keep the belief to cycle 64, and whom the last sentence rests on."""
+    def kept(arm, repetitions, longest, seeds=range(15), cycle=64, group="S3"):
+        cell = adversary.USUAL | {"arm": arm, "repetitions": repetitions, "group": group}
+        rows = [row for cycles in longest for row in experiments.records(
+            "adversary", **cell, cycles=cycles) if row["seed"] in seeds]
+        return sum(column_of(row, "adversarial", cycle) <= KEPT for row in rows), len(rows)
 
-    def at_cycle(cycle, arm, repetitions, cycles, seeds=new, group="S3"):
-        usual = adversary.USUAL | {"group": group}
-        rows = experiments.records("adversary", **usual, arm=arm, cycles=cycles,
-                                   repetitions=repetitions)
-        return [column_of(row, "adversarial", cycle) for row in rows if row["seed"] in seeds]
-
-    at_64 = partial(at_cycle, 64)
-    honest = at_64("linrnn", "honest", 32)
-    for cycles in (1, 4, 16):
-        honest += at_64("linrnn", "honest", cycles, range(5))
-    for kept, of, values in [(0, 20, honest),
-                             (5, 5, at_64("lstm", "honest", 32)),
-                             (5, 5, at_64("linrnn", "forced", 32)),
-                             (0, 3, at_64("linrnn", "half", 4)),
-                             (3, 3, at_64("linrnn", "half", 16)),
-                             (4, 5, at_64("linrnn", "half", 32)),
-                             (3, 3, at_64("linrnn", "half", 64))]:
-        assert (sum(kl <= KEPT for kl in values), len(values)) == (kept, of)
-        assert span(values, 3) in adversary.__doc__
-    assert max(at_cycle(256, "linrnn", "half", 64)) <= KEPT
-    for arm in ("linrnn-beta1", "linrnn-1-head"):
-        assert max(at_64(arm, "half", 32)) <= KEPT
-    assert max(at_64("linrnn-1-head", "half", 32, group="S4")) <= KEPT
+    assert kept("linrnn", "honest", [1, 4, 16, 32]) == (0, 20)
+    assert kept("lstm", "honest", [32]) == (5, 5)
+    new = range(10, 15)  # after other seeds had set the question
+    forced = kept("linrnn", "forced", [32], new)
+    half = kept("linrnn", "half", [16, 32, 64], new)
+    assert (forced[0] + half[0], forced[1] + half[1]) == (15, 16)
+    assert kept("linrnn", "half", [4], new) == (0, 3)
+    assert kept("linrnn", "half", [64], new, cycle=256) == (3, 3)
+    for arm, group in [("linrnn-beta1", "S3"), ("linrnn-1-head", "S3"), ("linrnn-1-head", "S4")]:
+        assert kept(arm, "half", [32], new, group=group) == (3, 3)
