@@ -13,7 +13,7 @@ not forbid it, nor does it take beta > 1 or a head for each pair; hold_pair, a h
 keeps it for ever.
 
     python -m experiments.adversary             # the table, from results/adversary.jsonl
-    python -m experiments.adversary --run 1     # makes the next missing cell (5 to 15 minutes)
+    python -m experiments.adversary --run 1     # makes the next missing cell (1 to 7 minutes)
     python -m experiments.adversary --control   # a probe finds a "counter" in untrained models, too
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle).
@@ -223,6 +223,7 @@ def cells():
         (["S3"], ["gated", *others], ["half"], [32], [10, 11, 12]),
         (["S3"], HEADS, ["half"], [32], [10, 11, 12]),
         (["S3"], ["linrnn", "lstm"], ["half"], [4, 16, 64], [10, 11, 12]),
+        (["S3"], ["linrnn"], ["honest"], [64], [10, 11, 12]),
         (["S4"], ["linrnn", *HEADS], ["half"], [32], [10, 11, 12]),
         (["S3"], ["lstm"], ["forced"], [32], [10, 11, 12]),
         (["S3"], others, ["honest", "forced"], [32], [10, 11, 12])]
