@@ -14,11 +14,11 @@ own. A run ends with its curriculum, or when its tokens are spent. Six parts:
     reflections  words read with R reflections a token, beside REPL traces read with one
 
 Finding. On full commands of S5 beta <= 2 is through the curriculum on five seeds of five, after 3
-million tokens; after 45 million the others are not, beta <= 1 at 16 to 32 commands, the Transformer
-at 8, the LSTM at 4. A decay gate neither hurts beta <= 2 nor helps beta <= 1, and of
-all other changes only depth helps each arm. On words eigenvalues in [0, 1] lose even parity, and a
-diagonal layer with -1 counts; with as many reflections a token as the theory asks for words of S3,
-S4, A5 and S5 are learned on all seeds, with fewer on none.
+million tokens; after 45 million beta <= 1 still learns traces of 16 to 32 commands, the Transformer
+of 8, the LSTM of 4. A decay gate neither hurts beta <= 2 nor helps beta <= 1, and of all other
+changes only depth helps each arm. On words eigenvalues in [0, 1] lose even parity, and a diagonal
+layer with -1 counts; with as many reflections a token as the theory asks for words of S3, S4, A5
+and S5 are learned on all seeds, with fewer on none.
 
 Sources: Grazzi et al. 2025 (arXiv 2411.12537), theorem 1: parity needs a negative eigenvalue.
 Merrill et al. 2024 (arXiv 2404.08819), theorem 4.2: diagonal transitions, non-solvable groups.
