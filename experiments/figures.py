@@ -377,10 +377,10 @@ def sizes():
     for group in ("S5", "S26"):
         tokens[group] = np.mean([row["tokens"] for row in where(full, group=group)])
     right = count(full, lambda row: at(row, 64)["all"] >= scale.SOLVED)
-    figure, (panels,) = canvas(f"With 3 to 26 variables {right} linear RNNs (β ≤ 2) have 99.5% of "
-                               f"the reveals right at (64,8),\nand {count(full, scale.is_solved)} "
-                               f"at (128,16); S26 takes {tokens['S26'] / tokens['S5']:.1f} times "
-                               "the tokens of S5", 1, 2, (9.5, 4.4))
+    title = (f"With 3 to 26 variables {right} linear RNNs (β ≤ 2) have 99.5% of the reveals right "
+             f"at (64,8),\nand {count(full, scale.is_solved)} at (128,16); "
+             f"S26 takes {tokens['S26'] / tokens['S5']:.1f} times the tokens of S5")
+    figure, (panels,) = canvas(title, 1, 2, (9.5, 4.4))
 
     for row in rows:
         n = int(row["group"][1:])

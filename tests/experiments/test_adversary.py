@@ -154,9 +154,11 @@ def test_the_finding_says_what_is_recorded():
     """k of n runs keep the belief to cycle 64, and whom the last sentence rests on."""
     def kept(arm, repetitions, longest, seeds=range(15), cycle=64, group="S3"):
         cell = adversary.USUAL | {"arm": arm, "repetitions": repetitions, "group": group}
-        rows = [row for cycles in longest for row in experiments.records(
-            "adversary", **cell, cycles=cycles) if row["seed"] in seeds]
-        return sum(column_of(row, "adversarial", cycle) <= KEPT for row in rows), len(rows)
+        found = []
+        for row in experiments.records("adversary", **cell):
+            if row["cycles"] in longest and row["seed"] in seeds:
+                found.append(column_of(row, "adversarial", cycle) <= KEPT)
+        return sum(found), len(found)
 
     assert kept("linrnn", "honest", [1, 4, 16, 32, 64]) == (0, 23)
     assert kept("lstm", "honest", [32]) == (5, 5)

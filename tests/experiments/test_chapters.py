@@ -173,6 +173,19 @@ def test_each_row_of_the_arms_is_what_the_records_say(row):
                        *(span(accuracy(runs, length)) for length in (2, 4, 8, 16, 64, 128))]
 
 
+def test_three_times_the_tokens_carry_the_other_arms_as_far_as_readme_says():
+    """None is through. Three seeds each, and one of the Transformer with four layers."""
+    longer = records("arms_eased", millions=45)
+    assert len(longer) == 10 and not any(run["finished"] for run in longer)
+    of = {arm: [run for run in longer if (run["arm"], run["change"]) == (arm, "")]
+          for arm in ("linrnn-beta1", "transformer", "lstm")}
+    past = sum(run["stage_reached"] > 4 for run in of["linrnn-beta1"])
+    assert {arm: len(runs) for arm, runs in of.items()} == dict.fromkeys(of, 3) and past == 2
+    assert ("β ≤ 1 passes (16,2) on two seeds, the Transformer has "
+            f"{span(accuracy(of['transformer'], 8), 0)}% at (8,1), and the LSTM "
+            f"{span(accuracy(of['lstm'], 4), 0)}% at (4,1)") in " ".join(README.split())
+
+
 def test_the_default_command_is_what_five_seeds_recorded():
     runs = of_full_commands("default")
     assert sorted(run["seed"] for run in runs) == [10, 11, 12, 13, 14]
