@@ -16,7 +16,8 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 2411.12537); several writes, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
 (arXiv 2104.09864).
 
-Deviations from DeltaNet as usually built, and why:
+Deviations from the paper, and from DeltaNet as usually built, and why:
+    74 thousand parameters     and one layer, not 265 million and 18: a minute on a CPU core
     no SiLU on q, k, v         it makes keys positive, and an exchange needs a negative entry
     hard sigmoids              beta = 0 and beta = 2 are reached, not merely approached
     a write strength gamma     a reflection needs beta = 2 and should write nothing
@@ -25,17 +26,15 @@ Deviations from DeltaNet as usually built, and why:
 Next: eval.py.
 """
 
-import inspect
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import UserError
+from data import Group, ReplTask, UserError
 from scan import delta_product
 
-MAX_SIZE = 2**12  # of a width, and of a number of heads, layers, ...
-MAX_WEIGHTS = 300_000_000  # the paper's model has 265 million
+# torch.compile leaves the scan as it is: the loop over its chunks would compile for minutes.
+delta_product = torch.compiler.disable(delta_product)
 
 
 # --- 1. Blocks ------------------------------------------------------------------------------------
@@ -103,12 +102,14 @@ class DeltaBlock(nn.Module):
     State: S, [B, H, K, K].
     """
 
-    def __init__(self, d_model, heads, beta_max, householders, beta_start=0.5):
+    def __init__(self, d_model, heads, beta_max, householders):
         super().__init__()
+        check_heads(d_model, heads)
+        if not 0 <= beta_max <= 2:
+            raise UserError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
         self.heads = heads
         self.beta_max = beta_max
         self.householders = householders
-        self.scan = delta_product
 
         # One matrix for all that a token decides: q, then k and v of each write, then beta, gamma.
         self.sizes = [d_model, householders * d_model, householders * d_model,
@@ -118,26 +119,26 @@ class DeltaBlock(nn.Module):
         self.out_norm = nn.RMSNorm(d_model // heads)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
-        # hardsigmoid(b) = 1/2 + b/6: the biases of beta move its start from 1/2 of beta_max.
-        betas = slice(sum(self.sizes[:3]), sum(self.sizes[:3]) + householders * heads)
-        with torch.no_grad():
-            self.project.bias[betas] += 6 * (beta_start - 0.5)
-
     def inputs_of_scan(self, x):
         """For delta_product: q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]."""
         q, k, v, strengths = self.project(self.norm(x)).split(self.sizes, -1)
         heads = self.heads
         writes = self.householders
 
-        # Unit queries and keys: then I - beta k k^T has the eigenvalue 1 - beta along k.
+        # Heads ahead of tokens, as the scan reads them.
         q = q.unflatten(-1, (heads, -1))  # [B, T, H, K]
-        q = F.normalize(q, dim=-1).transpose(1, 2)  # [B, H, T, K]
+        q = q.transpose(1, 2).contiguous()  # [B, H, T, K]
 
         k = k.unflatten(-1, (writes, heads, -1))  # [B, T, R, H, K]
-        k = F.normalize(k, dim=-1).permute(0, 3, 1, 2, 4)  # [B, H, T, R, K]
+        k = k.permute(0, 3, 1, 2, 4).contiguous()  # [B, H, T, R, K]
 
         v = v.unflatten(-1, (writes, heads, -1))  # [B, T, R, H, K]
-        v = v.permute(0, 3, 1, 2, 4)  # [B, H, T, R, K]
+        v = v.permute(0, 3, 1, 2, 4).contiguous()  # [B, H, T, R, K]
+
+        # Unit keys: then I - beta k k^T has the eigenvalue 1 - beta along k. (The length of a query
+        # would be lost in out_norm anyway.)
+        q = unit(q)
+        k = unit(k)
 
         # gamma lets a write of beta = 2 be a pure reflection, which puts nothing into S.
         strengths = F.hardsigmoid(strengths)
@@ -146,9 +147,20 @@ class DeltaBlock(nn.Module):
         return q, k, gamma.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
-        out, state = self.scan(*self.inputs_of_scan(x), state)  # [B, H, T, K]
+        out, state = delta_product(*self.inputs_of_scan(x), state)  # [B, H, T, K]
         out = self.out_norm(out).transpose(1, 2).flatten(2)  # [B, T, D]
         return x + self.out(out), state
+
+
+def unit(x):
+    """x / |x| along the last axis, in fewer steps than F.normalize."""
+    return x * x.square().sum(-1, keepdim=True).rsqrt()
+
+
+def check_heads(d_model, heads):
+    """Raises: UserError unless the heads share the width evenly."""
+    if d_model % heads:
+        raise UserError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
 
 
 class AttentionBlock(nn.Module):
@@ -159,6 +171,10 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, d_model, heads):
         super().__init__()
+        check_heads(d_model, heads)
+        if d_model // heads % 2:
+            raise UserError("rotary positions turn pairs, so the width of a head must be even; got "
+                            f"d_model {d_model} / heads {heads}")
         self.heads = heads
 
         self.norm = nn.RMSNorm(d_model)
@@ -234,8 +250,6 @@ class LanguageModel(nn.Module):
 
     def __init__(self, vocab_size, d_model, layers, conv_width, make_mixer):
         super().__init__()
-        check_sizes(d_model, layers=layers, conv_width=conv_width)
-
         # Both ends: symbols to vectors, vectors to a score for each symbol.
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.norm = nn.RMSNorm(d_model)
@@ -264,48 +278,25 @@ class LanguageModel(nn.Module):
         logits, _ = self.stream(tokens)
         return logits
 
-    def compile(self):
-        """By torch.compile, but for the scan: the loop over its chunks would compile for minutes.
-
-        dynamic: one graph serves all lengths of a curriculum.
-        """
-        for block in self.blocks:
-            if isinstance(block, DeltaBlock):
-                block.scan = torch.compiler.disable(block.scan)
-        self.stream = torch.compile(self.stream, dynamic=True)
-
 
 class LinRNN(LanguageModel):
     """The delta rule as mixer.
 
-    beta_max in [0, 2]: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in
-    [0, 1]. householders: writes per token, R. beta_start in (0, 1): the share of beta_max that beta
-    has before training. At 1/2 a write erases what S holds along its key. Near 1 the write reflects
-    S along the key, and S keeps its size.  Raises: UserError outside those ranges.
+    beta_max: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in [0, 1].
+    householders: writes per token, R. heads must divide d_model, here and in the Transformer.
+    Raises: UserError for a beta_max or heads that do not fit.
     """
 
-    Block = DeltaBlock  # a subclass may have a block of its own
-
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
-                 conv_width=8, beta_start=0.5):
-        check_sizes(d_model, heads, householders=householders)
-        if not 0 < beta_start < 1:
-            raise UserError(f"beta_start must lie between 0 and 1, a share of beta_max; got "
-                            f"{beta_start}")
-        if not 0 <= beta_max <= 2:
-            raise UserError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
+                 conv_width=8):
         super().__init__(vocab_size, d_model, layers, conv_width,
-                         lambda: self.Block(d_model, heads, beta_max, householders, beta_start))
+                         lambda: DeltaBlock(d_model, heads, beta_max, householders))
 
 
 class Transformer(LanguageModel):
     """Attention as mixer: two narrower layers, since one layer cannot compose what it looked up."""
 
     def __init__(self, vocab_size, d_model=56, heads=4, layers=2, conv_width=8):
-        check_sizes(d_model, heads)
-        if d_model // heads % 2:
-            raise UserError(f"rotary positions turn pairs: the head width d_model / heads must be "
-                             f"even; got {d_model} / {heads}")
         super().__init__(vocab_size, d_model, layers, conv_width,
                          lambda: AttentionBlock(d_model, heads))
 
@@ -317,53 +308,39 @@ class LSTM(LanguageModel):
         super().__init__(vocab_size, d_model, layers, conv_width, lambda: LSTMBlock(d_model))
 
 
-def check_sizes(d_model, heads=1, **others):
-    """Raises: UserError for a size out of range, or heads that do not divide the width."""
-    # The upper bound catches a typing error before it fills the memory.
-    for name, size in {"d_model": d_model, "heads": heads, **others}.items():
-        if not 1 <= size <= MAX_SIZE:
-            raise UserError(f"{name} must be at least 1, at most {MAX_SIZE}; got {size}")
-    if d_model % heads:
-        raise UserError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
+
+# --- 4. From the options of a command line --------------------------------------------------------
+
+MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # by the names of --model
 
 
-# --- 4. Models by name, for the command line ------------------------------------------------------
+def make(config):
+    """The task of a config, and its model before training.
 
-MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}
-
-
-def options_of(make):
-    """The options that a model class takes, with their defaults: the arguments that have one."""
-    parameters = inspect.signature(make).parameters
-    return {name: p.default for name, p in parameters.items() if p.default is not p.empty}
-
-
-def build(name, vocab_size, **options):
-    """A model of the registry. Raises: UserError for an unknown name or option, or a bad value."""
-    if name not in MODELS:
-        raise UserError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}")
-    unknown = sorted(set(options) - set(options_of(MODELS[name])))
-    if unknown:
-        raise UserError(f"{name} has no option {', '.join(unknown)}")
-
-    with torch.device("meta"):  # shapes without memory
-        weights = sum(p.numel() for p in MODELS[name](vocab_size, **options).parameters())
-    if weights > MAX_WEIGHTS:
-        raise UserError(f"a {name} of these sizes has {weights:,} weights, and at most "
-                        f"{MAX_WEIGHTS:,} are built")
-    return MODELS[name](vocab_size, **options)
+    config: task ("traces"), group, commands, model, options (of the model) and seed, all of them
+        names and numbers. So no code runs that a run folder from elsewhere has brought.
+    Raises: UserError for names or sizes that are not possible.
+    """
+    kind = config.get("task", "a task without a name")
+    if kind != "traces":
+        raise UserError(f"this is a run of {kind}: use the command that made it")
+    task = ReplTask(Group(config["group"]), config["commands"])
+    return task, make_model(config, task)
 
 
-def choose_device(name):
-    """The torch device of that name; auto prefers an accelerator. Raises: UserError."""
-    # One call for cuda, mps and whatever else this build of torch knows.
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    available = ["cpu"]
-    if accelerator:
-        available.append(accelerator.type)
+def make_model(config, task):
+    """The model of a config. Its weights depend on the seed, and on nothing else."""
+    # torch draws the weights of a new layer from its one global generator.
+    torch.manual_seed(config["seed"])
+    return MODELS[config["model"]](len(task.vocab), **config["options"])
 
-    if name == "auto":
-        return available[-1]
-    if name not in available:
-        raise UserError(f"--device {name} is not there; this machine has {', '.join(available)}")
+
+def find_device(name=None):
+    """The device of that name; without a name cuda, where it is there.  Raises: UserError."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"device {name} is not there: try --device cpu") from None
     return name

@@ -1,64 +1,67 @@
 """Train one model on one task: python train.py --model linrnn --group S5
 
-Each step draws fresh traces; nothing is seen twice. Training walks through a curriculum of stages
-(length L, spacing S). A stage is left once the model answers more than `advance` of the reveals in
-`streak` batches in a row; the last stage lasts `last_steps` steps. A run that does not get through
-the earlier stages within `max_steps` ends there. `stage_steps` fixes the steps of every stage
-instead. Where a task knows the best prediction (Batch.best), `advance` is a share of its accuracy.
+Each step draws fresh traces. Training walks through a curriculum of stages (length L, spacing S). A
+stage is left once the model answers more than `advance` of the reveals in `streak` batches in a
+row; the last stage lasts `last_steps` steps. A run that does not get through the earlier stages
+within `max_steps` ends there. `stage_steps` fixes the steps of every stage instead.
 
-At constant rates the weights of a step circle around a solution. There are two ways to its centre,
-and `average` chooses. The rates stay, and the model that is evaluated is the mean of the weights of
-all steps of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or the last ones if no stage
-is learned. Or the rates fall to 0 over the last stage, and the last weights are the model.
+At constant rates the weights of a step circle around a solution. So the model that is evaluated is
+the mean of the weights of all steps of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or
+the last ones if no stage is learned.
 
 The loss is the mean cross-entropy of every next token, plus `reveal_weight` times that of the
 revealed values: most other tokens of a random program cannot be predicted, and are noise.
 
-A run is a folder: config.json, log.jsonl (a line every 10 steps), model.pt (the weights, and all
-that --resume needs) and result.json. On the CPU, with as many threads, a resumed run continues bit
-for bit. As a library all of it is two calls:
+A run is a folder: model.pt, from which it can be resumed, and results.json, its closing table. On
+the CPU, with as many threads, a resumed run continues bit for bit. As a library all of it is two
+calls:
 
     model = LinRNN(len(task.vocab))
     model, log = train(model, task, Recipe(seed=0))
 
-Next: analysis.ipynb.
+Next: analysis.ipynb, the questions that these five files can answer.
 """
 
 import argparse
-import contextlib
+import inspect
 import io
+import itertools
 import json
 import math
 import os
-import re
-import shlex
-import sys
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed
 import torch.nn.functional as F
-from filelock import FileLock, Timeout
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
-import data
-from data import (COMMANDS, TASKS, UserError, generator, number, one_line_errors, parse, stages,
-                  try_stages)
-from eval import (TEST_LENGTHS, device_of, evaluate_and_print, make_model, make_task,
-                  read_checkpoint, run_plugin)
-from models import MODELS, choose_device, options_of
+from data import COMMANDS, Group, Parser, UserError, generator, run, stages
+from eval import COLUMNS, LENGTHS, device_of, evaluate, print_table, read_checkpoint
+from models import MODELS, find_device, make
 
 WARMUP = 50  # steps over which the learning rates rise from 0
 LOG_EVERY = 10  # steps
-MOST_TRAINED = 2**16  # commands in a batch: some 12 GB at the default width
+SAVE_EVERY = 50  # steps
 
 
 # --- 1. What determines a run ---------------------------------------------------------------------
+
+def option(default, help, **more):
+    """A field of Recipe, and at once an option of the command line: more is for argparse."""
+    return field(default_factory=lambda: default, metadata={"help": help, **more})
+
+
+def counts(text):
+    """A type for argparse: '150,50,50' -> [150, 50, 50]."""
+    return [int(part) for part in text.split(",")]
+
 
 @dataclass
 class Recipe:
@@ -66,26 +69,23 @@ class Recipe:
 
     # What is shown, and for how long. The paper begins with (8, 1). A stage of two commands ahead
     # of it tests single commands more often, and the plateau ends sooner.
-    curriculum: list = field(default_factory=lambda: [(2, 1), (8, 1), (16, 2), (32, 4), (64, 8)])
-    stage_steps: list = None  # the steps of each stage; None: a stage is left on accuracy
-    advance: float = 0.97  # share of the reveals that ends a stage
-    streak: int = 3  # batches in a row that must be above it
-    last_steps: int = 150  # steps of the last stage
-    max_steps: int = 1500  # steps before the last stage, at most
-    batch: int = 16  # traces per step
-    level: bool = False  # shorter stages have more: as many commands a step as the longest one
+    curriculum: list = option([(2, 1), (8, 1), (16, 2), (32, 4), (64, 8)],
+                              "stages LENGTH:SPACING,...", type=stages)
+    stage_steps: list = option(None, "the steps of each stage, N,N,...", type=counts)
+    advance: float = option(0.97, "share of the reveals that ends a stage")
+    streak: int = option(3, "batches in a row that must be above it")
+    last_steps: int = option(150, "steps of the last stage")
+    max_steps: int = option(1500, "steps before the last stage, at most")
+    batch: int = option(16, "traces per step")
 
     # How the weights move.
-    optimizer: str = "muon"  # of the matrices inside the model: muon or adamw
-    lr: float = 4e-3  # peak learning rate of all other weights
-    matrix_lr: float = 0.02  # peak learning rate of those matrices
-    weight_decay: float = 0.01  # a step makes each weight smaller by this share of its rate
-    reveal_weight: float = 1.0  # of the extra loss on the revealed values
-
-    # What comes out, and what chance decides.
-    average: bool = True  # the result is the mean of the last stage; else its rates fall to 0
-    seed: int = 0  # of the traces; the weights a model begins with are its maker's
-    compile: bool = False  # torch.compile, whose results differ in the last digits
+    optimizer: str = option("muon", "of the matrices inside the model", choices=["muon", "adamw"])
+    matrix_lr: float = option(0.02, "peak learning rate of those matrices")
+    lr: float = option(4e-3, "peak learning rate of all other weights")
+    weight_decay: float = option(0.01, "a step shrinks each weight by this share of its rate")
+    reveal_weight: float = option(1.0, "of the extra loss on the revealed values")
+    seed: int = option(0, "of the traces, and of the weights to begin with")
+    compile: bool = option(False, "torch.compile, which takes a minute")
 
     @property
     def last_stage(self):
@@ -95,31 +95,34 @@ class Recipe:
         if self.stage_steps and len(self.stage_steps) != len(self.curriculum):
             raise UserError(f"the {len(self.curriculum)} stages of the curriculum need as many "
                             f"numbers of steps; got {self.stage_steps}")
-        if self.optimizer not in ("muon", "adamw"):
-            raise UserError(f"optimizer must be muon or adamw; got {self.optimizer}")
 
 
 @dataclass
 class Progress:
-    """Where a run stands: all of a checkpoint but the tensors."""
+    """Where a run stands: all of a checkpoint but the tensors and the log."""
 
     step: int = 0  # made so far
     stage: int = 0  # an index of the curriculum
     stage_step: int = 0  # steps made in this stage
     streak: int = 0  # good batches in a row
-    learned: bool = False  # whether some stage has had its streak
+    learned: int = 0  # the number, from 1, of the last stage that has had its streak
     tokens: int = 0  # read so far
     seconds: float = 0.0  # spent in steps
     finished: bool = False
 
     def advance(self, recipe, accuracy):
-        """Count a step, and go on to the next stage, or to the end, if it is time."""
+        """Count a step, and go on to the next stage, or to the end, if it is time.
+
+        accuracy: of the reveals; None for a batch that tells nothing about it.
+        """
         self.step += 1
         self.stage_step += 1
-        self.streak = self.streak + 1 if accuracy > recipe.advance else 0
-        passed = self.streak == recipe.streak  # once: a longer streak does not pass again
+        passed = False
+        if accuracy is not None:
+            self.streak = self.streak + 1 if accuracy > recipe.advance else 0
+            passed = self.streak == recipe.streak  # once: a longer streak does not pass again
         if passed:
-            self.learned = True
+            self.learned = self.stage + 1
 
         # Is the stage over?
         last = self.stage == recipe.last_stage
@@ -140,7 +143,17 @@ class Progress:
             self.streak = 0
 
 
-# --- 2. The loss, the rates, the optimisers -------------------------------------------------------
+# --- 2. Training ----------------------------------------------------------------------------------
+
+def share_of_peak(recipe, progress):
+    """The share of the peak rates at this step: it rises from 0 to 1, once in a run, and stays."""
+    return min(1.0, (progress.step + 1) / WARMUP)
+
+
+def in_last_stage(recipe, progress):
+    """Whether the weights of this step enter the mean: once something is worth averaging."""
+    return progress.learned > 0 and progress.stage == recipe.last_stage
+
 
 def next_token_loss(model, batch, recipe):
     """What a step makes smaller, and the numbers that its log entry shows.
@@ -158,38 +171,136 @@ def next_token_loss(model, batch, recipe):
     right = (logits.argmax(-1) == batch.targets)[batch.reveals]
     metrics = {"loss": loss.item(), "reveal_loss": reveal_loss.item(),
                "reveal_accuracy": right.float().mean().item()}
-    # Where commands are uncertain, nobody can be right always: Progress.advance measures a model
-    # by the best reader there is.
-    if batch.best is not None:
-        metrics["bayes_accuracy"] = float(batch.best.max(-1).mean())
     return loss + recipe.reveal_weight * reveal_loss, metrics
 
 
-def share_of_peak(recipe, progress):
-    """The share of the peak rates at this step: it rises from 0 to 1, once in a run, and stays.
+def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_of=next_token_loss,
+          rate_of=share_of_peak, averaged=in_last_stage, max_tokens=math.inf, quiet=False):
+    """Train a model on a task as the recipe says.
 
-    Without a mean of the weights it falls linearly to 0 over the last stage.
+    model: a module, tokens [B, T] -> logits, on the device where it is to be trained. In the end it
+        holds the last weights; what is returned is their mean.
+    task: anything with vocab, chance, training_batch and test_batch (data.py, section 2).
+    folder: where the run is kept. resume: go on from its checkpoint, if there is one.
+    config: what eval.load needs to make task and model again.
+    loss_of, rate_of, averaged: as the three functions above. The curriculum reads
+        metrics["reveal_accuracy"].
+    max_tokens: the run also ends when so many tokens are read. quiet: no progress bar.
+
+    Returns: the model to evaluate, and the log, a list of dicts.
+    Raises: UserError for a folder that holds another run, or a gradient that is not finite.
     """
-    share = min(1.0, (progress.step + 1) / WARMUP)
-    if not recipe.average and progress.stage == recipe.last_stage:
-        steps = recipe.stage_steps[-1] if recipe.stage_steps else recipe.last_steps
-        share *= 1 - progress.stage_step / steps
-    return share
+    # All that changes while a model is trained: the weights, their mean, the optimisers' memory,
+    # and where the run stands. A checkpoint holds just these, and the log.
+    optimizers = make_optimizers(model, recipe)
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    average = AveragedModel(model)  # the mean of the weights that it is given, one after the other
+    progress = Progress()
+    log = []
+
+    config = {**(config or {}), **asdict(recipe)}
+    if folder and holds_run(folder, resume):
+        progress, log = restore(folder, recipe, model, average, optimizers)
+    if folder:
+        save(folder, config, progress, log, model, average, optimizers)
+
+    # What computes has the same weights as the model. dynamic: one graph serves all lengths.
+    network = torch.compile(model, dynamic=True) if recipe.compile else model
+    network = share_gradients(network, recipe)
+    model.train()
+
+    steps = total_steps(recipe, progress)
+    with tqdm(total=steps, initial=progress.step, disable=quiet) as bar:
+        while not progress.finished and progress.tokens < max_tokens:
+            # Draw. The traces of a step depend on the seed and on its number, on nothing else. So a
+            # resumed run draws what the run that was cut off would have drawn.
+            start = time.perf_counter()
+            stage = progress.stage
+            length, spacing = recipe.curriculum[stage]
+            rng = generator(recipe.seed, "train", progress.step)
+            drawn = task.training_batch(recipe.batch, length, spacing, rng)
+            batch = to_tensors(rows_of_process(drawn), device_of(model))
+
+            # Measure: the loss, its gradient, and the norm of the gradient. A longer one is cut to
+            # the length 1, so that a single odd batch cannot throw the weights far away.
+            objective, metrics = loss_of(network, batch, recipe)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            objective.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+            if not math.isfinite(norm):
+                raise UserError(f"step {progress.step}: the gradient is not finite; the last "
+                                "checkpoint is a good one: try smaller rates, lr and matrix_lr")
+            metrics = mean_over_processes({**metrics, "gradient_norm": norm}, device_of(model))
+
+            # Update. There are two optimisers, with a group of weights each.
+            for optimizer, peak in zip(optimizers, peaks):
+                optimizer.param_groups[0]["lr"] = peak * rate_of(recipe, progress)
+                optimizer.step()
+
+            # Average. At a constant rate single weights circle around the solution, and their mean
+            # is near its centre.
+            if averaged(recipe, progress):
+                average.update_parameters(model)
+
+            # Advance: is the stage over, or the run?
+            accuracy = metrics["reveal_accuracy"]
+            progress.advance(recipe, accuracy)
+            progress.tokens += drawn.inputs.size
+            progress.seconds += time.perf_counter() - start
+
+            # Log. refresh=False: tqdm itself decides when the terminal is written to.
+            bar.total = total_steps(recipe, progress)
+            right = "" if accuracy is None else f", reveals right {accuracy:.0%}"
+            bar.set_postfix_str(f"({length},{spacing}) loss {metrics['loss']:.3f}{right}",
+                                refresh=False)
+            bar.update()
+            ended = progress.finished or progress.tokens >= max_tokens
+            if progress.step % LOG_EVERY == 0 or ended:
+                log.append({"step": progress.step, "stage": stage, "length": length,
+                            "spacing": spacing, **metrics, "tokens": progress.tokens,
+                            "seconds": progress.seconds, "learned": progress.learned,
+                            "finished": progress.finished})
+
+            # Save. What Ctrl-C costs is the steps since the last time.
+            if folder and (progress.step % SAVE_EVERY == 0 or ended):
+                save(folder, config, progress, log, model, average, optimizers)
+
+    return result_of(model, average).eval(), log
 
 
-def traces_per_step(recipe, length):
-    """How many traces of this length a step reads: `batch`, or more of the shorter ones."""
-    if not recipe.level:
-        return recipe.batch
-    longest = max(length for length, _ in recipe.curriculum)
-    return recipe.batch * (longest // length)  # a multiple of batch, which processes can share
+def result_of(model, average):
+    """The model to evaluate: the mean of the weights, once there is one."""
+    # n_averaged counts the weights that went into the mean.
+    return average.module if average.n_averaged else model
+
+
+def total_steps(recipe, progress):
+    """How many steps the run will have, at most. Known exactly from the last stage on."""
+    # The bar needs a total for the time left. It shrinks when an early stage is passed early.
+    if recipe.stage_steps:
+        return sum(recipe.stage_steps)
+    if progress.stage == recipe.last_stage:
+        return progress.step - progress.stage_step + recipe.last_steps
+    return recipe.max_steps + recipe.last_steps
+
+
+def to_tensors(batch, device):
+    """The traces of a batch on the device. What else a task may have put there stays as it is."""
+    # contiguous: inputs and targets are two views of one array, one token apart.
+    traces = {}
+    for name in ("inputs", "targets", "reveals"):
+        array = torch.from_numpy(getattr(batch, name))
+        traces[name] = array.to(device).contiguous()
+    return batch._replace(**traces)
 
 
 def make_optimizers(model, recipe):
     """One for the matrices between embedding and unembedding, and AdamW for all other weights.
 
-    Muon (Jordan et al. 2024) replaces the update of a matrix by the nearest orthogonal one. So the
-    many small directions of a noisy gradient move as fast as the few large ones.
+    Muon (Jordan et al. 2024) replaces the update of a matrix by the nearest orthogonal one,
+    approximately. So the many small directions of a noisy gradient move as fast as the few large
+    ones.
     """
     # The rows of these two belong to single symbols. A rare symbol has a small gradient, and Muon
     # would move its row as far as all others.
@@ -220,464 +331,269 @@ def make_optimizers(model, recipe):
 
 
 # --- 3. The run folder ----------------------------------------------------------------------------
-#
-# A run folder must survive everything: a second process, a full disk, a power cut, other options,
-# a file from elsewhere. So it is locked, each file is replaced as a whole, and what does not fit is
-# refused before anything is written.
 
-PARTS = {"config.json", "log.jsonl", "model.pt", "result.json", "lock"}
+def holds_run(folder, resume):
+    """Whether the folder has a checkpoint to go on from.  Raises: UserError if it must not."""
+    started = (Path(folder) / "model.pt").exists()
+    if started and not resume and this_process()[0] == 0:
+        raise UserError(f"{folder} holds a run already: resume it, or choose another folder")
+    return started and resume
 
 
-def open_folder(folder, resume, config):
-    """Refuse a folder that holds anything else; else make it, and lock it against other processes.
+def save(folder, config, progress, log, model, average, optimizers):
+    """Write model.pt: the result so far, and all that changes while a model is trained."""
+    if this_process()[0] > 0:
+        return
+    content = io.BytesIO()  # in memory first: torch.save reports a full disk as a bug of its own
+    torch.save({
+        "config": config, "progress": asdict(progress), "log": log,
+        # "model" is the mean, to be evaluated; "weights" are those that training moves.
+        "model": result_of(model, average).state_dict(), "weights": model.state_dict(),
+        "average": average.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, content)
+    replace_file(Path(folder) / "model.pt", content.getbuffer())
 
-    A folder without model.pt is that of a run that was stopped in its first seconds: it starts
-    over.  Returns: the lock.  Raises: UserError, before anything is written.
-    """
-    # What is there?
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    foreign = {name.removesuffix(".partial") for name in names} - PARTS
-    started = "model.pt" in names
 
-    # Nothing of another run is overwritten, and nothing that is no run at all.
-    if (started and not resume) or (foreign and not started):
-        raise UserError(f"{folder} is not empty: go on with --resume if it holds this run, "
-                        "or choose another folder with --out")
+def restore(folder, recipe, model, average, optimizers):
+    """Load the checkpoint into model, mean and optimisers. Returns: its progress and its log."""
+    checkpoint = read_checkpoint(folder, device_of(model))
+    for name, value in asdict(recipe).items():
+        if checkpoint["config"].get(name) != value:
+            raise UserError(f"the run in {folder} has another {name}, and not {value}")
 
-    # A run goes on with its own options only: another rate would make another run of it.
-    if started:
-        theirs = read_checkpoint(folder)["config"]
-        changed = []
-        for key in {**theirs, **config}:
-            if theirs.get(key) != config.get(key):
-                changed.append(f"{key} {theirs.get(key)} against {config.get(key)}")
-        if changed:
-            raise UserError(f"--resume with other options than those of the run in {folder}: "
-                            + ", ".join(changed))
-
-    # The system frees the lock when the process ends, however it ends.
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "lock")
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"another process trains in {folder}: wait for its end, or choose another "
-                        "folder with --out") from None
-
-    replace_file(folder / "config.json", json.dumps(config, indent=2).encode())
-    return lock
+        model.load_state_dict(checkpoint["weights"])
+        average.load_state_dict(checkpoint["average"])
+        for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        return Progress(**checkpoint["progress"]), checkpoint["log"]
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise UserError(f"{folder} cannot be resumed: {error!r}"[:200]) from None
 
 
 def replace_file(path, content):
     """A reader, or a power cut, meets the old file or the new: write beside it, then rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     side = path.with_name(path.name + ".partial")
-    try:
-        with open(side, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # on the disk, before the name is given to it
-        side.replace(path)
-    finally:
-        side.unlink(missing_ok=True)
+    with open(side, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # on the disk, before the name is given to it
+    side.replace(path)
 
 
-def save(folder, config, progress, result, model, average, optimizers):
-    """Write model.pt: the result so far, and all that changes while a model is trained."""
-    # A checkpoint of ruined weights would be the end of the run.
-    for weight in [*model.parameters(), *result.parameters()]:
-        if not weight.isfinite().all():
-            raise FloatingPointError("the weights are not all finite")
+def new_folder(out, name):
+    """Make the folder `out`, or runs/NAME, runs/NAME-2 and so on: one that was not there."""
+    if out:
+        names = [Path(out)]
+    else:
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        names = map(Path("runs").joinpath, itertools.chain([name], numbered))
 
-    checkpoint = {
-        "config": config, "progress": asdict(progress), "model": result.state_dict(),
-        # "model" above is the mean, to be evaluated; below are the weights that training moves.
-        "resume": {"model": model.state_dict(), "average": average.state_dict(),
-                   "optimizers": [optimizer.state_dict() for optimizer in optimizers]}}
-
-    content = io.BytesIO()  # in memory first: torch.save reports a full disk as a bug of its own
-    torch.save(checkpoint, content)
-    replace_file(folder / "model.pt", content.getbuffer())
-
-
-def restore(folder, device, model, average, optimizers):
-    """Load the checkpoint. Returns: its progress, and the log entries that are not after it."""
-    checkpoint = read_checkpoint(folder, device)
-    try:
-        resume = checkpoint["resume"]
-        progress = Progress(**checkpoint["progress"])
-        model.load_state_dict(resume["model"])
-        average.load_state_dict(resume["average"])
-        for optimizer, state in zip(optimizers, resume["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-    except Exception as error:  # of any kind, since the file may hold anything
-        reason = " ".join(str(error).split())[:150]
-        raise UserError(f"{folder} cannot be resumed, its checkpoint does not fit: "
-                        f"{reason}") from None
-
-    # The log may be ahead of the checkpoint, by up to save_every steps.
-    log = []
-    path = folder / "log.jsonl"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    for line in lines:
-        with contextlib.suppress(ValueError):  # a line that a power cut has cut off
-            row = json.loads(line)
-            if row["step"] <= progress.step:  # the steps after it will be made again
-                log.append(row)
-    return progress, log
+    for folder in names:
+        try:
+            folder.mkdir(parents=True)  # for one process only, however many try
+            return folder
+        except FileExistsError:
+            continue
+    raise UserError(f"--out {out} is there already: choose another, or go on with --resume {out}")
 
 
-def write_log(folder, log):
-    content = "".join(json.dumps(row) + "\n" for row in log)
-    replace_file(folder / "log.jsonl", content.encode())
-
-
-# --- 4. Training ----------------------------------------------------------------------------------
-
-def train(model, task, recipe, folder=None, *, resume=False, description=None,
-          loss_of=next_token_loss, rate_of=share_of_peak, max_tokens=math.inf, save_every=50,
-          quiet=False):
-    """Train a model on a task as the recipe says.
-
-    model: a module, tokens [B, T] -> logits, on the device where it is to be trained. In the end it
-        holds the last weights, and what is returned is the mean over the last stage.
-    task: anything with vocab, chance, training_batch and test_batch (data.py, section 3).
-    folder: where the run is kept. resume: go on from the folder's last checkpoint, if there is one.
-    description: names for config.json, beside the recipe, from which eval.load_run makes the task
-        and the model again.
-    loss_of(model, batch, recipe): as next_token_loss. rate_of(recipe, progress): as share_of_peak.
-    max_tokens: the run also ends when so many tokens are read. quiet: prints nothing.
-
-    Under torch.distributed each process takes its rows of every batch, and the first one writes.
-
-    Returns: the model to evaluate, and the log, a list of dicts.
-    Raises: UserError for a folder that cannot be used; FloatingPointError if a loss is not finite:
-        then the last checkpoint is still a good one.
-    """
-    # Which of how many processes is this one? All draw the same traces, and each keeps its rows.
-    rank = 0
-    processes = 1
-    if torch.distributed.is_initialized():
-        rank = torch.distributed.get_rank()
-        processes = torch.distributed.get_world_size()
-    if recipe.batch % processes:
-        raise UserError(f"a batch of {recipe.batch} traces cannot be shared by {processes} "
-                        "processes: choose a multiple with --batch")
-    folder = Path(folder) if folder is not None else None
-    writes = folder is not None and rank == 0
-
-    # All that changes while a model is trained: the weights, their mean, the optimisers' memory,
-    # and where the run stands. A checkpoint holds just these.
-    device = device_of(model)
-    optimizers = make_optimizers(model, recipe)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    average = AveragedModel(model)  # the mean of the weights that it is given, one after the other
-    progress = Progress()
-    log = []
-
-    with contextlib.ExitStack() as stack:
-        # Open the folder, and go on from its checkpoint if there is one.
-        # By way of JSON, since a config that was read back has lists where a Recipe has tuples.
-        config = json.loads(json.dumps({**(description or {}), **asdict(recipe)}))
-        if writes:
-            lock = open_folder(folder, resume, config)
-            stack.callback(lock.release)
-        if processes > 1:
-            torch.distributed.barrier()  # until the first process has opened it
-        if folder and resume and (folder / "model.pt").exists():
-            progress, log = restore(folder, device, model, average, optimizers)
-        if writes:
-            write_log(folder, log)
-            save(folder, config, progress, result_of(model, average), model, average, optimizers)
-
-        # Say what will be trained, on what, and what a guess would reach.
-        quiet = quiet or rank > 0
-        if not quiet:
-            weights = sum(weight.numel() for weight in model.parameters())
-            place = f", run folder {folder}, from step {progress.step}" if folder else ""
-            print(f"{weights:,} parameters, chance {task.chance:.3f}, device {device}, "
-                  f"{torch.get_num_threads()} threads{place}", flush=True)
-        bar = stack.enter_context(tqdm(total=total_steps(recipe, progress), initial=progress.step,
-                                       disable=quiet))
-
-        # What computes: the model, compiled, or wrapped so that each process gets the gradient of
-        # the whole batch. Its weights are the same tensors. The mean was copied from it before:
-        # a copy of a compiled model would still compute with the old weights.
-        if recipe.compile:
-            model.compile()
-        shared = DistributedDataParallel(model) if processes > 1 else model
-        model.train()
-
-        while not progress.finished and progress.tokens < max_tokens:
-            # Draw. The traces of a step depend on the seed and on its number, on nothing else. So a
-            # resumed run draws what the run that was cut off would have drawn.
-            start = time.perf_counter()
-            length, spacing = recipe.curriculum[progress.stage]
-            rng = generator(recipe.seed, "train", progress.step)
-            traces = traces_per_step(recipe, length)
-            batch = task.training_batch(traces, length, spacing, rng)
-            tokens = batch.inputs.size
-            if processes > 1:
-                batch = rows_of(batch, rank, processes)
-            batch = to_tensors(batch, device)
-
-            # Measure: the loss, its gradient, and the norm of the gradient. A longer one is cut to
-            # the length 1, so that a single odd batch cannot throw the weights far away.
-            objective, metrics = loss_of(shared, batch, recipe)
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            objective.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
-            if not math.isfinite(objective.item()) or not math.isfinite(norm):
-                raise FloatingPointError(f"step {progress.step}: the loss is {objective.item()}, "
-                                         f"its gradient has the norm {norm}")
-            metrics["gradient_norm"] = norm
-            if processes > 1:
-                metrics = mean_over_processes(metrics, device)  # all leave a stage together
-
-            # Update. There are two optimisers, with a group of weights each.
-            for optimizer, peak in zip(optimizers, peaks):
-                optimizer.param_groups[0]["lr"] = peak * rate_of(recipe, progress)
-                optimizer.step()
-
-            # Average, as soon as there is something worth averaging. At a constant rate single
-            # weights circle around the solution; their mean is near its centre.
-            if recipe.average and progress.learned and progress.stage == recipe.last_stage:
-                average.update_parameters(model)
-
-            # Advance: is the stage over, or the run?
-            best = metrics.get("bayes_accuracy", 1.0)
-            stage = progress.stage
-            progress.advance(recipe, metrics["reveal_accuracy"] / best)
-            progress.tokens += tokens
-            progress.seconds += time.perf_counter() - start
-
-            # Log. refresh=False: tqdm itself decides when the terminal is written to.
-            bar.total = total_steps(recipe, progress)
-            bar.set_postfix_str(f"({length},{spacing}) loss {metrics['loss']:.3f}, "
-                                f"reveals right {metrics['reveal_accuracy']:.0%}", refresh=False)
-            bar.update()
-            ended = progress.finished or progress.tokens >= max_tokens
-            if progress.step % LOG_EVERY == 0 or ended:
-                row = {"step": progress.step, "stage": stage, "length": length,
-                       "spacing": spacing, **metrics, "tokens": progress.tokens,
-                       "seconds": progress.seconds, "finished": progress.finished}
-                log.append(row)
-                if writes:
-                    with open(folder / "log.jsonl", "a") as file:
-                        file.write(json.dumps(row) + "\n")
-
-            # Save. What Ctrl-C costs is the steps since the last time.
-            if writes and (progress.step % save_every == 0 or ended):
-                result = result_of(model, average)
-                save(folder, config, progress, result, model, average, optimizers)
-
-    if not quiet:
-        through = ""
-        if progress.stage < recipe.last_stage:
-            through = (f"; NOT LEARNED: stage {progress.stage + 1} of {recipe.last_stage + 1} was "
-                       "not passed")
-        print(f"trained {progress.step} steps in {progress.seconds / 60:.2f} minutes{through}")
-    return result_of(model, average).eval(), log
-
-
-def result_of(model, average):
-    """The model to evaluate: the mean of the weights, once there is one."""
-    # n_averaged counts the weights that went into the mean.
-    return average.module if average.n_averaged else model
-
-
-def total_steps(recipe, progress):
-    """How many steps the run will have, at most. Known exactly from the last stage on."""
-    # The bar needs a total for the time left. It shrinks when an early stage is passed early.
-    if recipe.stage_steps:
-        return sum(recipe.stage_steps)
-    if progress.stage == recipe.last_stage:
-        return progress.step - progress.stage_step + recipe.last_steps
-    return recipe.max_steps + recipe.last_steps
-
-
-def to_tensors(batch, device):
-    """The traces of a batch on the device. What else a task may have put there stays as it is."""
-    # contiguous: inputs and targets are two views of one array, one token apart.
-    traces = {}
-    for name in ("inputs", "targets", "reveals"):
-        array = torch.from_numpy(getattr(batch, name))
-        traces[name] = array.to(device).contiguous()
-    return batch._replace(**traces)
-
-
-def rows_of(batch, rank, processes):
-    """The share of one process: every `processes`-th trace, from number `rank` on."""
-    # Of two processes the first takes the rows 0, 2, 4, ..., the second all others.
-    return batch._make(None if part is None else part[rank::processes] for part in batch)
-
-
-def mean_over_processes(metrics, device):
-    """The same numbers in each process. Equal shares of a batch make the mean that of the batch."""
-    # all_reduce adds up the numbers of all processes, in place.
-    values = torch.tensor([*metrics.values()], device=device)
-    torch.distributed.all_reduce(values)
-    values /= torch.distributed.get_world_size()
-    return dict(zip(metrics, values.tolist()))
-
-
-# --- 5. The command line --------------------------------------------------------------------------
-
-def counts(text):
-    """A type for argparse: '150,50,50' -> [150, 50, 50]."""
-    if not re.fullmatch(r"[1-9]\d{0,7}(,[1-9]\d{0,7})*", text):
-        raise argparse.ArgumentTypeError(f"expected positive numbers N,N,...; got {text!r}")
-    return [int(part) for part in text.split(",")]
-
-
-def make_parser():
-    parser = argparse.ArgumentParser(prog="python train.py", description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    rate = number(1e-9, 100, float)  # refuses 0, which would train nothing, and nan
-
-    # What is trained, on what.
-    add("--model", default="linrnn", choices=MODELS)
-    add("--group", default="S5", help="S<n>, A<n>, Z<n>, D<n> or a product such as A4xZ5")
-    add("--format", default="repl", choices=TASKS, help="Python traces, or one token per element")
-    add("--commands", default="full", choices=COMMANDS, help="whole elements, or transpositions")
-    add("--plugin", metavar="FILE", help="runs this file, which may add groups, tasks and models")
-
-    # The model; left out, the task's own choice or the model's default.
-    add("--beta-max", type=number(0, 2, float),
-        help="linrnn: 2 allows the eigenvalue -1, 1 does not")
-    add("--beta-start", type=number(0, 1, float),
-        help="linrnn: beta before training, as a share of --beta-max (0.5)")
-    add("--householders", type=number(1), help="linrnn: writes per token, R")
-    add("--conv-width", type=number(1), help="tokens that the local block sees (default: n + 3)")
-    add("--d-model", type=number(1), help="width")
-    add("--heads", type=number(1))
-    add("--layers", type=number(1))
-
-    # The recipe; left out, the task's own choice or the default of Recipe.
-    add("--curriculum", type=stages, help="stages LENGTH:SPACING,...")
-    add("--stage-steps", type=counts, metavar="N,N,...", help="the steps of each stage")
-    add("--advance", type=number(-1, 2, float), help="accuracy that ends a stage (0.97)")
-    add("--streak", type=number(1), help="batches in a row that must be above it (3)")
-    add("--last-steps", type=number(1), help="steps of the last stage (150)")
-    add("--max-steps", type=number(1), help="steps before the last stage, at most (1500)")
-    add("--batch", type=number(1), help="traces per step (16)")
-    add("--level", action=argparse.BooleanOptionalAction, help="shorter stages have more traces")
-    add("--average", action=argparse.BooleanOptionalAction,
-        help="the mean of the last stage's weights; without it, rates that fall there")
-    add("--optimizer", choices=["muon", "adamw"], help="of the hidden matrices (muon)")
-    add("--matrix-lr", type=rate, help="its peak learning rate (0.02; falls as 1 / sqrt n from S6)")
-    add("--lr", type=rate, help="peak rate of all other weights (0.004; falls as 1 / n from S6)")
-    add("--weight-decay", type=number(0, 100, float), help="of all weights (0.01)")
-    add("--reveal-weight", type=number(0, 100, float), help="extra loss on the reveals (1)")
-    add("--seed", type=number(0), default=0, help="of the initial weights and of all traces")
-    add("--compile", action="store_true", help="torch.compile, which takes a minute")
-
-    # Where, and what for.
-    add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--out", help="run folder (default: runs/ and a name made of the options)")
-    add("--resume", action="store_true", help="go on from the run folder's last checkpoint")
-    add("--save-every", type=number(1), default=50, help="steps between checkpoints")
-    add("--test-lengths", type=stages, help="LENGTH:SPACING,... of the closing evaluation")
-    add("--traces", type=number(1, 10**5), default=256, help="fresh traces for each of them")
-    return parser
-
-
-def chosen(args, names):
-    """Those of these options that the user has given."""
-    # An option that was not given is None: the task, then the defaults, decide on it.
-    given = {name: getattr(args, name, None) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def default_folder(args, parser):
-    """runs/, the model, the group, every other option that is not its default, and the seed."""
-    left_out = {"model", "group", "seed", "device", "out", "resume", "save_every", "test_lengths",
-                "traces", "plugin"}
-    # Two runs with different options must not want the same folder.
-    parts = [args.model, args.group]
-    for name, value in vars(args).items():
-        if name not in left_out and value != parser.get_default(name):
-            parts.append(f"{name}_{value}")
-    parts.append(f"seed{args.seed}")
-    return Path("runs") / re.sub(r"[^\w.-]+", "_", "-".join(parts))
+# --- 4. Several processes -------------------------------------------------------------------------
+#
+# python -m torch.distributed.run --nproc-per-node 2 train.py: each process draws the same traces,
+# keeps its rows, and gets the gradient of the whole batch. The first process writes and prints.
 
 
 def join_processes(device):
-    """Under `python -m torch.distributed.run --nproc-per-node N train.py`, find the others.
-
-    Returns: whether this process is the first one, and the device that it trains on.
-    """
-    # torch.distributed.run tells each process in these variables who it is.
+    """Find the others, if torch.distributed.run has started several.  Returns: the device."""
+    # It tells each process in these variables who it is.
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return True, device
+        return device
 
     # nccl is the way between GPUs, gloo between processes on CPUs.
     if device == "cuda":
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     torch.distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    return torch.distributed.get_rank() == 0, device
+    return device
 
+
+def this_process():
+    """The number of this process, and how many there are."""
+    if not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def share_gradients(network, recipe):
+    """The network, with the mean of the gradients of all processes.  Raises: UserError."""
+    _, processes = this_process()
+    if recipe.batch % processes:  # unequal shares would make another mean
+        raise UserError(f"a batch of {recipe.batch} traces cannot be shared by {processes} "
+                        "processes: choose a multiple with --batch")
+    return DistributedDataParallel(network) if processes > 1 else network
+
+
+def rows_of_process(batch):
+    """The share of this process: of two processes the first takes the rows 0, 2, 4, ..."""
+    rank, processes = this_process()
+    parts = []
+    for part in batch:
+        parts.append(part[rank::processes] if isinstance(part, np.ndarray) else part)
+    return batch._make(parts)
+
+
+def mean_over_processes(metrics, device):
+    """The same numbers in each process, so that all leave a stage together."""
+    _, processes = this_process()
+    if processes == 1:
+        return metrics
+    # all_reduce adds up the numbers of all processes, in place.
+    known = [name for name, value in metrics.items() if value is not None]
+    values = torch.tensor([metrics[name] for name in known], device=device)
+    torch.distributed.all_reduce(values)
+    return {**metrics, **dict(zip(known, (values / processes).tolist()))}
+
+
+# --- 5. The command line --------------------------------------------------------------------------
 
 def main(argv=None):
-    run_plugin(argv)
-    parser = make_parser()
-    args = parse(parser, argv)
+    parser = Parser(prog="python train.py", description=__doc__.split("\n")[0])
+    add = parser.add_argument
 
-    with one_line_errors(parser):
-        # The task, by its names.
-        names = {name: getattr(args, name) for name in ("model", "format", "group", "commands")}
-        task = make_task(names)
+    # What is trained, on what.
+    add("--model", choices=MODELS, help="(linrnn)")
+    add("--group", help="S<n>, A<n>, Z<n> or D<n> (S5)")
+    add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
 
-        # The recipe: the defaults, what the task knows better, what the user has said.
-        recipe = Recipe(**{**getattr(task, "recipe_options", {}),
-                           **chosen(args, [part.name for part in fields(Recipe)])})
+    # The model; left out, its own default.
+    add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not (2)")
+    add("--householders", type=int, help="linrnn: writes per token, R (1)")
+    add("--conv-width", type=int, help="tokens that the local block sees (n + 3)")
+    add("--d-model", type=int, help="width (64, transformer 56, lstm 60)")
+    add("--heads", type=int, help="(4)")
+    add("--layers", type=int, help="(1, transformer 2)")
 
-        # The options of the model, in the same order. An LSTM has no beta_max: what the user has
-        # said is kept, so that build() refuses it; what the task proposes is left out.
-        known = options_of(MODELS[args.model])
-        of_task = getattr(task, "model_options", {})
-        options = {name: of_task[name] for name in of_task if name in known}
-        of_models = set()
-        for make in MODELS.values():
-            of_models |= set(options_of(make))
-        options = {**known, **options, **chosen(args, of_models)}
-        description = {**names, "options": options}
+    # The recipe: an option for each field.
+    for part in fields(Recipe):
+        default = part.default_factory()
+        more = {"type": type(default), **part.metadata}
+        more["help"] += f" ({default})"
+        if part.type is bool:
+            more = {"action": argparse.BooleanOptionalAction, "help": more["help"]}
+        add(f"--{part.name.replace('_', '-')}", **more)
+    add_run_options(parser)
 
-        # Refuse, before any work, what cannot be trained, evaluated or found.
-        lengths = args.test_lengths or getattr(task, "test_lengths", TEST_LENGTHS)
-        for length, spacing in recipe.curriculum:
-            traces = traces_per_step(recipe, length)
-            try_stages(task, [(length, spacing)], traces, MOST_TRAINED)
-        try_stages(task, lengths, args.traces)
-        first, device = join_processes(choose_device(args.device))
-        model = make_model({**description, "seed": args.seed}, task).to(device)
-        folder = Path(args.out) if args.out else default_folder(args, parser)
+    typed = options_typed(parser, argv)
+    config = config_of_run(typed) if "resume" in typed else new_config(typed)
+    train_run(*make(config), config, typed)
 
-        try:
-            model, log = train(model, task, recipe, folder, resume=args.resume,
-                               description=description, save_every=args.save_every)
-        except FloatingPointError as error:
-            parser.error(f"{error}; the checkpoint in {folder} is the last good one: try smaller "
-                         "--lr, --matrix-lr")
+
+def new_config(typed):
+    """The names and numbers that determine a run on traces: what was typed, else the defaults."""
+    group = Group(typed.get("group", "S5"))
+    name = typed.get("model", "linrnn")
+
+    # The options of the model, as its own signature has them.
+    parameters = inspect.signature(MODELS[name]).parameters
+    options = {option: p.default for option, p in parameters.items() if option != "vocab_size"}
+    options["conv_width"] = group.degree + 3
+    for option in ("beta_max", "householders", "conv_width", "d_model", "heads", "layers"):
+        if option in typed and option not in options:
+            raise UserError(f"the model {name} has no option {option}")
+        if option in typed:
+            options[option] = typed[option]
+
+    # S5 is where the rates were found. With more variables a wide convolution adds up more terms.
+    fall = min(1.0, 5 / group.degree)
+    rates = {"lr": 4e-3 * fall, "matrix_lr": 0.02 * fall**0.5}
+    if group.degree > 7:
+        print(f"the defaults were found for up to seven variables; {group.name} has "
+              f"{group.degree}, and may need a wider model and easier traces")
+
+    recipe = Recipe(**rates | {part.name: typed[part.name] for part in fields(Recipe)
+                               if part.name in typed})
+    return {"task": "traces", "model": name, "group": group.name,
+            "commands": typed.get("commands", "full"), "options": options, **asdict(recipe)}
+
+
+# What a training command of one's own shares with this one: these options, and these functions.
+
+def add_run_options(parser):
+    """Where a run lies, and what it is tested on."""
+    add = parser.add_argument
+    add("--out", metavar="DIR", help="a new run folder (runs/MODEL-GROUP-seedN, or -2, -3, ...)")
+    add("--resume", metavar="DIR",
+        help="go on with the run in DIR, by one process at a time; needs no other option")
+    add("--device", help="cpu, cuda, cuda:1, mps (cuda if it is there, else cpu)")
+    add("--lengths", type=stages, help="LENGTH:SPACING,... of the closing table")
+    add("--traces", type=int, help="fresh traces for each of them (256)")
+
+
+def options_typed(parser, argv):
+    """The options that the user has typed, by name. None of them has a default in the parser."""
+    args = vars(parser.parse_args(argv))
+    return {name: value for name, value in args.items() if value is not None}
+
+
+def config_of_run(typed):
+    """The config of the run that --resume names.  Raises: UserError for an option that differs."""
+    config = read_checkpoint(typed["resume"])["config"]
+    known = {**config, **config.get("options", {})}
+    for name, value in typed.items():
+        if name not in ("resume", "device", "lengths", "traces") and known.get(name) != value:
+            raise UserError(f"--resume goes on with the options of that run: its {name} is "
+                            f"{known.get(name)}, and {value} was typed")
+    return config
+
+
+def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, columns=COLUMNS,
+              **hooks):
+    """Train a model, evaluate it, and keep both in a run folder: what a training command does.
+
+    config: as of new_config. typed: as of options_typed. lengths: of the closing table, if the
+    user names none. measure, columns: as evaluate, and what to print of it. hooks: of train().
+    """
+    # Refuse, before any work, what cannot be trained or evaluated.
+    recipe = Recipe(**{part.name: config[part.name] for part in fields(Recipe)})
+    lengths = typed.get("lengths", config.get("lengths", lengths))
+    traces = typed.get("traces", config.get("traces", 256))
+    config = {**config, "lengths": lengths, "traces": traces}
+    for length, spacing in [*recipe.curriculum, *lengths]:
+        task.check(length, spacing)
+
+    device = join_processes(find_device(typed.get("device")))
+    first = this_process()[0] == 0
+    folder = Path(typed["resume"]) if "resume" in typed else None
+    if folder is None and first:
+        name = f"{config['model']}-{config['group']}-seed{recipe.seed}"
+        folder = new_folder(typed.get("out"), name)
+
+    weights = sum(weight.numel() for weight in model.parameters())
     if first:
-        results = evaluate_and_print(model, task, lengths, args.traces)
+        print(f"{weights:,} parameters, chance {task.chance:.3f}, device {device}, "
+              f"{torch.get_num_threads()} threads, run folder {folder}", flush=True)
+    model, log = train(model.to(device), task, recipe, folder, resume="resume" in typed,
+                       config=config, quiet=not first, **hooks)
 
-        # All that a table of results needs to know of this run, in one file.
-        command = shlex.join(["python", "train.py", *(sys.argv[1:] if argv is None else argv)])
-        result = {"command": command, "seed": args.seed, "steps": log[-1]["step"],
-                  "stage_reached": log[-1]["stage"] + 1, "stages": len(recipe.curriculum),
-                  "parameters": sum(weight.numel() for weight in model.parameters()),
-                  "minutes": round(log[-1]["seconds"] / 60, 3), "device": device,
-                  "threads": torch.get_num_threads(), "torch": torch.__version__,
-                  "results": results}
-        replace_file(folder / "result.json", json.dumps(result).encode())
+    # The results are on the disk before they are printed: `| head -1` loses nothing.
+    if first:
+        rows = [measure(model, task, *stage, traces) for stage in lengths]
+        last = log[-1]
+        result = {"config": config, "results": rows, "steps": last["step"],
+                  "tokens": last["tokens"], "seconds": last["seconds"],
+                  "learned": last["learned"], "parameters": weights, "device": device,
+                  "threads": torch.get_num_threads(), "torch": torch.__version__}
+        replace_file(folder / "results.json", json.dumps(result).encode())
+
+        print_table(rows, columns)
+        print(f"\ntrained {last['step']} steps in {last['seconds'] / 60:.2f} minutes")
+        if last["learned"] <= recipe.last_stage:
+            print(f"NOT LEARNED: stage {last['learned'] + 1} of {len(recipe.curriculum)}")
     if torch.distributed.is_initialized():
-        # gloo's threads let go of the last gradients some milliseconds late, and need Python for
-        # it: they abort a process whose Python is ending. _exit leaves without that ending.
-        sys.stdout.flush()
-        os._exit(0)
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    data.run(main)
+    run(main)

@@ -1,16 +1,22 @@
-"""The chapters. Each is run by its name, as in `python -m experiments.snap RUN`.
+"""The chapters. Each is run by its name, as in `python -m experiments.scale [--run]`.
 
-What several chapters need stands here: to record a row of numbers, to read the rows back, and to
-train an arm unless a row tells that it is done. And the rates of the four usual arms.
+A study is a list of cells. A cell is a dict of what distinguishes a run, and results/NAME.jsonl has
+a row for each cell that was made. What all chapters need stands here: to make the missing cells, to
+read the rows back, to print them as a table, and the command line.
 """
 
 import json
+import math
 import re
+import sys
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from train import train
+from data import Parser
+from eval import evaluate
+from train import share_of_peak, train
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -22,11 +28,22 @@ RATES = {
     "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4}}
 
 
+# --- Records --------------------------------------------------------------------------------------
+
 def record(name, row):
     """Append one JSON line to results/NAME.jsonl: a row, and what it was measured with."""
     line = {**row, "torch": torch.__version__, "threads": torch.get_num_threads()}
     with open(RESULTS / f"{name}.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(rounded(line)) + "\n")
+
+
+def rounded(value):
+    """Numbers to four digits behind the point: no table shows more."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(part) for part in value]
+    return round(value, 4) if isinstance(value, float) and abs(value) >= 1e-3 else value
 
 
 def records(name, **conditions):
@@ -44,6 +61,81 @@ def where(rows, **conditions):
     return [row for row in rows if conditions.items() <= row.items()]
 
 
+# --- Runs -----------------------------------------------------------------------------------------
+
+def grid(**values):
+    """Every combination of the values of each key, as a list of cells."""
+    return [dict(zip(values, chosen)) for chosen in product(*values.values())]
+
+
+def make(name, cells, plan, measure=None, **hooks):
+    """Train, measure and record each cell of which results/NAME.jsonl has no row.
+
+    plan(cell) -> task, make_model, recipe, tests. measure(model, task, tests) -> the results; None:
+    a row of eval.py for each of the tests. hooks: of train(). A cell with `millions` ends at so
+    many tokens. A run lies in runs/NAME/, so an interrupted study goes on where it was.
+    """
+    missing = [cell for cell in cells if not records(name, **cell)]
+    for place, cell in enumerate(missing, 1):
+        print(f"{name}, {place} of {len(missing)} missing: {cell}", flush=True)
+        task, make_model, recipe, tests = plan(cell)
+        values = "-".join(str(value) for value in cell.values())
+        folder = Path("runs") / name / re.sub(r"[^\w.-]+", "_", values)
+        torch.manual_seed(recipe.seed)
+        model, log = train(make_model(), task, recipe, folder, resume=True,
+                           max_tokens=1e6 * cell.get("millions", math.inf), **hooks)
+
+        results = (measure or evaluate_all)(model, task, tests)
+        record(name, cell | summary(model, log) | {"results": results})
+
+
+def evaluate_all(model, task, tests):
+    """A row of eval.py for each (length, spacing)."""
+    return [evaluate(model, task, *stage) for stage in tests]
+
+
+def summary(model, log):
+    """What a record says of a training."""
+    last = log[-1]
+    return {"steps": last["step"], "tokens": last["tokens"], "finished": last["finished"],
+            "stage_reached": last["stage"] + 1, "minutes": round(last["seconds"] / 60, 3),
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "curve": curve(log)}
+
+
+def curve(log):
+    """The training in pieces of 50 steps: tokens read, length of the stage, mean accuracy."""
+    points = []
+    for begin in range(0, len(log) - 4, 5):
+        five = log[begin:begin + 5]
+        shares = [row["reveal_accuracy"] for row in five if row["reveal_accuracy"] is not None]
+        if shares:
+            mean = sum(shares) / len(shares)
+            points.append([five[-1]["tokens"], five[-1]["length"], round(mean, 4)])
+    return points
+
+
+# Two hooks of train(), for runs whose rates fall: the last weights are then the result.
+
+def falls_at_the_end(recipe, progress):
+    """As share_of_peak, but over the last stage the rates fall linearly to 0."""
+    share = share_of_peak(recipe, progress)
+    if progress.stage < recipe.last_stage:
+        return share
+    steps = recipe.stage_steps[-1] if recipe.stage_steps else recipe.last_steps
+    return share * (1 - progress.stage_step / steps)
+
+
+def never(recipe, progress):
+    """No step enters the mean of the weights."""
+    return False
+
+
+FALLING = {"rate_of": falls_at_the_end, "averaged": never}
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
 def span(values, digits=1):
     """'least-greatest' of the seeds, or one number where both read the same; '' without values."""
     if not values:
@@ -53,32 +145,59 @@ def span(values, digits=1):
     return least if least == greatest else f"{least}-{greatest}"
 
 
-def train_arm(name, cell, make_model, task, recipe, **arguments):
-    """Train the model that `cell` describes, unless results/NAME.jsonl has a row of that cell.
+def at(row, length):
+    """The evaluation of a row in traces of that length."""
+    return next(result for result in row["results"] if result["length"] == length)
 
-    The run lies in runs/NAME/, so an interrupted study goes on where it was.
-    cell: {what distinguishes this run: its value}; make_model(): the model, its weights random;
-    arguments: of train(), such as max_tokens.
-    Returns: None if the cell is recorded, else (model, summary), the summary for its record.
+
+def percent(length, key="all"):
+    """A column of a table: what is right in traces of that length, in %."""
+    return lambda rows: span([100 * at(row, length)[key] for row in rows])
+
+
+def millions(rows):
+    """A column of a table: million tokens read."""
+    return span([row["tokens"] / 1e6 for row in rows])
+
+
+def minutes(rows):
+    """A column of a table: minutes of training."""
+    return span([row["minutes"] for row in rows])
+
+
+def k_of_n(test):
+    """A column of a table: how many of the runs pass a test."""
+    return lambda rows: f"{sum(map(test, rows))} of {len(rows)}"
+
+
+def table(title, rows, keys, columns):
+    """Print a line for each combination of values of the keys; columns: {head: rows -> text}."""
+    lines = [[*keys, *columns]]
+    for values in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        same = where(rows, **dict(zip(keys, values)))
+        lines.append([*map(str, values), *(text(same) for text in columns.values())])
+
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    print(f"\n{title}\n")
+    for line in lines:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+# --- The command line -----------------------------------------------------------------------------
+
+def chapter(doc, show, make_missing=None, commands={}, argv=None):
+    """The command of a chapter: its tables, from the records; with --run it makes what is missing.
+
+    commands: {word: function of the arguments behind it}, as `train` in `words train S5`.
     """
-    if records(name, **cell):
-        return None
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in commands:
+        return commands[argv[0]](argv[1:])
 
-    values = "-".join(str(value) for value in cell.values())
-    folder = Path("runs") / name / re.sub(r"[^\w.-]+", "_", values)
-    torch.manual_seed(recipe.seed)
-    model = make_model()
-    model, log = train(model, task, recipe, folder, resume=True, **arguments)
-
-    curve = []
-    for begin in range(0, len(log) - 4, 5):
-        five = log[begin:begin + 5]
-        accuracy = sum(row["reveal_accuracy"] for row in five) / 5
-        curve.append([five[-1]["tokens"], five[-1]["length"], round(accuracy, 4)])
-
-    last = log[-1]
-    return model, {
-        "seed": recipe.seed, "steps": last["step"], "tokens": last["tokens"],
-        "stage_reached": last["stage"] + 1, "finished": last["finished"],
-        "minutes": round(last["seconds"] / 60, 3),
-        "parameters": sum(weight.numel() for weight in model.parameters()), "curve": curve}
+    more = f"Commands, each with a --help: {', '.join(commands)}." if commands else None
+    parser = Parser(description=doc.split("\n")[0], epilog=more)
+    if make_missing:
+        parser.add_argument("--run", action="store_true", help="first make what has no record")
+    if vars(parser.parse_args(argv)).get("run"):
+        make_missing()
+    show()

@@ -9,21 +9,20 @@
     >>> a, b, c                    the question, after every S commands
     (3, 1, 2)                      the state, to be tracked
 
-Finding. No arm copies a listing that is longer than those of training: its own commands fail first.
-The hybrid, one layer of the delta rule and one of attention, copies as well as the Transformer, and
-tracks as well as the linear RNN, or better. The Transformer loses the state soon after the length
-of training.
-
-    python -m experiments.actions           # the table, from results/actions.jsonl
-    python -m experiments.actions --run     # makes what is missing of it, 70 minutes in all
-    python -m experiments.actions --run --arm hybrid --group S3 --seed 3      # 2 minutes
-
 A model is trained on texts of 4 to 16 commands with a question after each, by next-token
 prediction. Then it goes on from a listing, token by token, and says the token that it finds most
 likely. The prompts and the questions are always given.
 
     own        it reads its own commands and its own states
-    kept       it reads the true commands and its own states
+    forced     it reads the true commands and its own states
+
+Finding. No arm copies a listing that is longer than those of training: its own commands fail first.
+The hybrid, one layer of the delta rule and one of attention, copies as well as the Transformer, and
+tracks as well as the linear RNN, or better. The Transformer loses the state soon after the length
+of training.
+
+    python -m experiments.actions           # the tables
+    python -m experiments.actions --run     # first makes what has no record; 70 minutes for all
 
 All arms read as many tokens. The rates are those that the chapter `arms` chose for another task;
 the hybrid has those of the linear RNN.
@@ -35,21 +34,22 @@ its own.
 Next: bench.py.
 """
 
-import argparse
 import itertools
 from functools import partial
 
 import numpy as np
 import torch
 
-from data import Group, ReplTask, draw_commands, generator, number, one_line_errors, parse, run
-from experiments import RATES, record, records, span, train_arm
-from models import MODELS, AttentionBlock, DeltaBlock, LanguageModel
+from data import Group, ReplTask, draw_commands, generator, next_tokens, run
+from experiments import (FALLING, RATES, chapter, grid, make, millions, minutes, records, span,
+                         table, where)
+from experiments.plots import COLOURS, NAMES, canvas, draw, ticks_at
+from models import LSTM, AttentionBlock, DeltaBlock, LanguageModel, LinRNN, Transformer
 from train import Recipe
 
-SHORTEST = 4  # commands of a training text
 GIVEN, COMMAND, STATE = 0, 1, 2  # the roles of the tokens
-MODES = {"own": [COMMAND, STATE], "kept": [STATE]}  # what is read as it was said
+MODES = {"own": [COMMAND, STATE], "forced": [STATE]}  # what a model must say, and then reads
+SHORTEST = 4  # commands of a training text
 
 
 # --- 1. The task ----------------------------------------------------------------------------------
@@ -66,38 +66,43 @@ class ActionTask(ReplTask):
         super().__init__(group)
         self.comma_value_tokens = np.array([self.encode(text)[0] for text in comma_values])
 
-    def sample(self, batch, length, spacing, rng):
-        """As in ReplTask, but all variables are asked for: [B, L/S, n]."""
+    def test_batch(self, batch, length, spacing, rng):
+        """Uniform commands, and all variables are asked for: [B, L/S, n]."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         n = self.group.degree
         asked = np.broadcast_to(np.arange(n), (batch, length // spacing, n))
-        return self.write(commands, asked)
+        return next_tokens(*self.write(commands, asked))
 
     def training_batch(self, batch, length, spacing, rng):
         """A batch has one length, drawn from 4 commands to those of the stage."""
         lengths = [L for L in range(spacing, length + 1, spacing) if L >= SHORTEST]
         return self.test_batch(batch, rng.choice(lengths), spacing, rng)
 
+    def answers(self, commands, asked):
+        """The whole state, variable by variable."""
+        each = [super(ActionTask, self).answers(commands, one) for one in np.moveaxis(asked, -1, 0)]
+        return np.stack(each, -1)
+
     def reveal_tokens(self, asked, answers):
-        """`>>> a, b, c` and its output `(3, 1, 2)`: -> [..., 2n + 5]."""
+        """`>>> a, b, c` and its output `(3, 1, 2)`: [..., n], [..., n] -> [..., 2n + 5]."""
         first = self.value_tokens[answers[..., 0]]
         later = np.moveaxis(self.comma_value_tokens[answers[..., 1:]], -1, 0)
-        return self._line(asked.shape[:-1], ">>> ", *self._names(asked), "\n", "(", first, *later,
-                          ")", "\n")
+        return self._line(asked.shape[:-1], ">>> ", *self._names(asked), "\n",
+                          "(", first, *later, ")", "\n")
 
     def assemble(self, lines, asked, answers):
         """The listing is the commands without their prompts."""
         session, _ = super().assemble(lines, asked, answers)
         batch, length = lines.shape[:2]
-        tokens = np.hstack([lines[..., 1:].reshape(batch, -1), session])
+        listing = lines[..., 1:].reshape(batch, -1)
 
         # Of a command the right-hand side counts. All else of it can be guessed.
         n = self.group.degree
         roles = self.roles(length, length // asked.shape[1])
         counted = roles == STATE
         counted[roles == COMMAND] = ([False] * (n + 1) + [True] * n + [False]) * length
-        return tokens, np.tile(counted, (batch, 1))
+        return np.hstack([listing, session]), np.tile(counted, (batch, 1))
 
     def roles(self, length, spacing):
         """GIVEN, COMMAND (but its prompt) or STATE (its values), the same in all texts: [T]."""
@@ -142,93 +147,113 @@ def generate(model, tokens, free):
     return said[:, :-1], read
 
 
-def evaluate_mode(model, task, length, mode, traces=32, seed=0):
+def evaluate_mode(model, task, length, mode, traces=32):
     """The shares of the commands and of the states after them that are right, as a row."""
-    truth, _ = task.sample(traces, length, 1, generator(seed, "test", length, 1))
+    batch = task.test_batch(traces, length, 1, generator(0, "test", length, 1))
+    truth = torch.from_numpy(np.hstack([batch.inputs[:, :1], batch.targets]))
     roles = task.roles(length, 1)
-    said, _ = generate(model, torch.from_numpy(truth), np.isin(roles, MODES[mode]))
-    equal = said.numpy() == truth
+    said, _ = generate(model, truth, np.isin(roles, MODES[mode]))
+    equal = (said == truth).numpy()
 
+    # A command or a state is right if all of its tokens are.
     row = {"mode": mode, "length": length, "traces": traces}
     for name, role in [("commands", COMMAND), ("states", STATE)]:
-        right = equal[:, roles == role].reshape(traces, length, -1).all(-1)  # all of its tokens
-        row[name] = round(float(right.mean()), 4)
+        right = equal[:, roles == role].reshape(traces, length, -1).all(-1)
+        row[name] = float(right.mean())
     return row
 
 
 # --- 4. The study ---------------------------------------------------------------------------------
 
-ARMS = ["linrnn", "hybrid", "transformer", "lstm"]
-MAKE = MODELS | {"hybrid": Hybrid}
+ARMS = {"linrnn": LinRNN, "hybrid": Hybrid, "transformer": Transformer, "lstm": LSTM}
 LENGTHS = [8, 16, 32, 64, 128]  # of the evaluation
-MILLIONS = {"S3": 4.0, "S5": 12.0}  # of tokens that a run reads, by its group
-# An arm each: all that distinguishes its runs, but for the seed.
-STUDY = [{"arm": arm, "group": group, "millions": MILLIONS[group]}
-         for group, arm in itertools.product(MILLIONS, ARMS)]
+MILLIONS = {"S3": 4, "S5": 12}  # of tokens that a run reads, by its group
+CELLS = grid(group=["S3", "S5"], arm=[*ARMS], seed=range(3))
 
 
-def recipe_for(task, cell):
+def plan(cell):
     """The stages (4,1), (8,1), (16,1). In the last one the rates fall to 0."""
+    task = ActionTask(Group(cell["group"]))
     shares = {4: 0.15, 8: 0.15, 16: 0.7}  # of the tokens
     steps = []
     for length, share in shares.items():
         tokens = np.mean([len(task.roles(drawn, 1)) for drawn in range(SHORTEST, length + 1)])
-        steps.append(max(1, round(share * 1e6 * cell["millions"] / 16 / tokens)))
+        steps.append(round(share * 1e6 * MILLIONS[cell["group"]] / 16 / tokens))
+
     rates = RATES["linrnn" if cell["arm"] == "hybrid" else cell["arm"]]
-    return Recipe(curriculum=[(length, 1) for length in shares], stage_steps=steps, batch=16,
-                  average=False, seed=cell["seed"], **rates)
+    recipe = Recipe(curriculum=[(length, 1) for length in shares], stage_steps=steps, batch=16,
+                    seed=cell["seed"], **rates)
+    make_model = partial(ARMS[cell["arm"]], len(task.vocab), conv_width=task.conv_width)
+    return task, make_model, recipe, LENGTHS
 
 
-def run_cell(cell):
-    """Trains one arm with one seed, evaluates it in each mode, and records both."""
-    task = ActionTask(Group(cell["group"]))
-    make = partial(MAKE[cell["arm"]], len(task.vocab), **task.model_options)
-    made = train_arm("actions", cell, make, task, recipe_for(task, cell))
-    if made:
-        model, summary = made
-        results = [evaluate_mode(model, task, length, mode)
-                   for length, mode in itertools.product(LENGTHS, MODES)]
-        record("actions", cell | summary | {"results": results})
+def evaluate_modes(model, task, lengths):
+    """A row for each length and each mode."""
+    return [evaluate_mode(model, task, length, mode) for length in lengths for mode in MODES]
 
 
-# --- 5. The table ---------------------------------------------------------------------------------
+def make_missing():
+    make("actions", CELLS, plan, evaluate_modes, **FALLING)
+
+
+# --- 5. The tables --------------------------------------------------------------------------------
+
+def right(mode, what, length):
+    """A column of a table: what is right in texts of that length, in %."""
+    def text(rows):
+        tests = [where(row["results"], mode=mode, length=length)[0] for row in rows]
+        return span([100 * test[what] for test in tests], 0)
+    return text
+
+
+def guess(rows):
+    """A column of a table: the share of a blind guess, which is one element of the group, in %."""
+    return f"{100 / Group(rows[0]['group']).order:.1f}"
+
+
+def tokens_said(length):
+    """What a text costs: its tokens, and those that a model must say, one after the other."""
+    print(f"\nTokens of a text of {length} commands, and how many of them the model says\n\n"
+          "group  text   own  forced")
+    for group in MILLIONS:
+        roles = ActionTask(Group(group)).roles(length, 1)
+        own, forced = [np.isin(roles, spoken).sum() for spoken in MODES.values()]
+        print(f"{group:>5}{len(roles):6,}{own:6,}{forced:8,}")
+
 
 def show():
-    """The records, an arm a line: % right against the number of commands."""
-    lengths = "".join(f"{length:>8}" for length in LENGTHS)
-    print("% right by the number of commands, the least and the greatest of three seeds\n"
-          f"{'':25}commands, own{'':27}states, kept\n"
-          f"group  read  arm         {lengths}{lengths}")
-    for cell in STUDY:
-        tests = []
-        for row in records("actions", **cell):
-            tests += row["results"]
-        line = f"{cell['group']:5}{cell['millions']:5.0f}m  {cell['arm']:12}"
-        columns = [("own", "commands"), ("kept", "states")]
-        for (mode, what), length in itertools.product(columns, LENGTHS):
-            found = [round(100 * test[what]) for test in tests
-                     if (test["mode"], test["length"]) == (mode, length)]
-            line += f"{span(found, 0):>8}"
-        print(line)
+    rows = records("actions")
+    for mode, what in [("own", "commands"), ("forced", "states")]:
+        columns = {str(length): right(mode, what, length) for length in LENGTHS}
+        table(f"Actions {mode}: {what} right in %, by the number of commands; three seeds", rows,
+              ["group", "arm"], {"million tokens": millions, "minutes": minutes, **columns,
+                                 "guess": guess})
+    tokens_said(64)
+
+
+def picture():
+    """Own commands that are right, and states after forced commands, by the length."""
+    figure, panels = canvas("No arm copies listings of 32 commands, twice the longest in training;"
+                            "\nthe hybrid goes on tracking the state at 64", 2, 2, (9, 6.6),
+                            sharey=True)
+    for line, group in zip(panels, MILLIONS):
+        for axes, mode, what in zip(line, MODES, ["commands", "states"]):
+            found = {}
+            for arm in ARMS:
+                shares = []
+                for row in records("actions", arm=arm, group=group):
+                    tests = where(row["results"], mode=mode)
+                    shares.append([test[what] for test in tests])
+                found[NAMES[arm]] = LENGTHS, shares, COLOURS[arm]
+            axes.set(ylim=(0, 1.02), xlabel=f"commands in the listing, {group}",
+                     ylabel=f"{what} right, actions {mode}")
+            draw(axes, found, chance=1 / Group(group).order, trained=16, named=mode == "forced")
+            ticks_at(axes, LENGTHS)
+    return figure
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m experiments.actions",
-                                     description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    add("--run", action="store_true", help="make the missing runs of the study, or some of them:")
-    add("--arm", choices=ARMS, help="those of this arm")
-    add("--group", choices=MILLIONS, help="those of this group")
-    add("--seed", type=number(0), help="those of this seed, which may be a fourth one")
-    args = parse(parser, argv)
-
-    seeds = range(3) if args.seed is None else [args.seed]
-    with one_line_errors(parser):
-        for cell, seed in itertools.product(STUDY, seeds):
-            wanted = args.arm in (None, cell["arm"]) and args.group in (None, cell["group"])
-            if args.run and wanted:
-                run_cell(cell | {"seed": seed})
-    show()
+    chapter(__doc__, show, make_missing, argv=argv)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ commands, and off few at 512, where the state has drifted.
 A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and in
 the state that model.stream returns. Behind one local block the entry of the first layer is 1.
 
-Commands, where RUN is experiments/results/models/linrnn-S5-seed0 (some 20 seconds each):
-    python -m experiments.inside RUN                 beta, keys, and what can be read off the state
-    python -m experiments.inside RUN --intervene     accuracy with the beta of one head narrowed
+Commands, where DIR is a run folder, such as experiments/results/models/linrnn-S5-seed0:
+    python -m experiments.inside                     the five stored models, a line each
+    python -m experiments.inside DIR                 beta, keys, and what can be read off the state
+    python -m experiments.inside DIR --intervene     accuracy with the beta of one head narrowed
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 5 for beta and figure 6 for the intervention.
 The rest is this project's.
@@ -19,45 +20,43 @@ The rest is this project's.
 Next: beliefs.py.
 """
 
-import argparse
+import sys
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import (UserError, WordTask, draw_commands, generator, one_line_errors, parse, run,
-                  run_commands)
-from eval import device_of, evaluate, load_run
+from data import Parser, UserError, draw_commands, generator, run, run_commands
+from eval import device_of, evaluate, load
+from experiments import RESULTS, chapter, span, table
+from experiments.plots import BLUE, GREY, canvas, draw, ticks_at
 from models import DeltaBlock
 from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key,
                   swap_machine_keys)
 
-
-def load_repl_run(folder, device="cpu", words=False):
-    """load_run, for a run on REPL traces, or on words if they are welcome.  Raises: UserError."""
-    checkpoint, task, model = load_run(folder, device)
-    name = checkpoint["config"]["format"]
-    if name != "repl" and not (words and name == "word"):
-        raise UserError("this chapter looks for the finitely many states of REPL traces; the run "
-                        f"in {folder} was trained on the format {name}")
-    return checkpoint, task, model
+# --- 1. Which head tracks -------------------------------------------------------------------------
 
 
-def traces_of_commands(model, task, traces, length, rng):
-    """Random traces without a reveal: tokens [B, T], on the model's device; commands [B, L, n]; and
-    the place of the first command, behind the lines `>>> a = 1`.
+@torch.no_grad()
+def tracking_heads(model, task):
+    """The heads that keep what they held before a trace, and move it: [(entry, head)].
+
+    Start at S = I and write nothing. Then the scan returns the product P of its steps. E|P|^2 -
+    |E P|^2, over random traces, counts the directions that are kept and moved. The count is 0 for a
+    head that forgets, where P = 0, and for one that merely remembers, whose P is always the same.
     """
-    commands = draw_commands(task.group, task.commands, (traces, length), rng)
-    if isinstance(task, WordTask):
-        tokens, begin = task.group.index(commands), 0
-    else:
-        start = np.tile(task.start_tokens(), (traces, 1))
-        lines = task.command_tokens(commands).reshape(traces, -1)
-        tokens, begin = np.hstack([start, lines]), start.shape[1]
-    return torch.from_numpy(tokens).to(device_of(model)), commands, begin
+    tokens, _, begin = traces_of_commands(model, task, 64, 32, generator(0, "valid", 32, 32))
 
+    found = []
+    for entry, inputs in scan_inputs(model, tokens).items():
+        q, k, _, beta = [x[:, :, begin:] for x in inputs]
+        eye = torch.eye(k.shape[-1]).to(k).expand(*k.shape[:2], -1, -1)
+        _, P = delta_product(q, k, torch.zeros_like(k), beta, eye)
+        moved = P.square().sum((-2, -1)).mean(0) - P.mean(0).square().sum((-2, -1))
+        for head in (moved > 0.25).nonzero().flatten().tolist():
+            found.append((entry, head))
+    return found
 
-# --- Which head tracks ----------------------------------------------------------------------------
 
 def all_heads(model):
     """The heads of all DeltaBlocks: [(entry, head)]. Other models have none."""
@@ -66,6 +65,17 @@ def all_heads(model):
         if isinstance(block, DeltaBlock):
             found += [(entry, head) for head in range(block.heads)]
     return found
+
+
+def traces_of_commands(model, task, traces, length, rng):
+    """Random traces without a reveal: tokens [B, T], on the model's device; commands [B, L, n]; and
+    the place of the first command, behind the lines `>>> a = 1`.
+    """
+    commands = draw_commands(task.group, task.commands, (traces, length), rng)
+    lines = task.command_tokens(commands).reshape(traces, -1)
+    start = np.tile(task.start_tokens(), (traces, 1))
+    tokens = torch.from_numpy(np.hstack([start, lines]))
+    return tokens.to(device_of(model)), commands, start.shape[1]
 
 
 @torch.no_grad()
@@ -80,29 +90,33 @@ def scan_inputs(model, tokens):
     return found
 
 
-@torch.no_grad()
-def tracking_heads(model, task):
-    """The heads that keep what they held before a trace, and move it: [(entry, head)].
+# --- 2. Beta and keys, place by place -------------------------------------------------------------
 
-    Start at S = I and write nothing. Then the scan returns the product P of its steps. E|P|^2 -
-    |E P|^2, over random traces, counts the directions that are kept and moved. The count is 0 for a
-    head that forgets, where P = 0, and for one that merely remembers, whose P is always the same.
+def beta_by_place(model, task):
+    """Mean beta at each place in the line of a command: [layers, heads, line]."""
+    _, found = in_commands(model, task)
+    return torch.stack([beta.mean(0).T for _, beta in found.values()]).cpu()
+
+
+def right_hand_keys(model, task, entry, head):
+    """A head's mean key where the name y stands as i-th on the right: [n, n, K] (place i, name y).
+
+    k and -k make the same step: the mean is the unit vector closest to the keys up to their signs.
     """
-    length = 128 if isinstance(task, WordTask) else 32  # a word has one token only
-    tokens, _, begin = traces_of_commands(model, task, 64, length, generator(0, "valid", 32, 32))
+    n = task.group.degree
+    right = slice(n + 2, 2 * n + 2)  # `>>> `, n names, ` = `, n names
+    tokens, found = in_commands(model, task)
+    tokens = tokens[:, right]
+    keys = found[entry][0][:, right, head]
 
-    found = []
-    for entry, inputs in scan_inputs(model, tokens).items():
-        q, k, _, beta = [x[:, :, begin:] for x in inputs]
-        eye = torch.eye(k.shape[-1]).to(k).expand(*k.shape[:2], -1, -1)
-        _, P = delta_product(q, k, torch.zeros_like(k), beta, eye)
-        moved = P.square().sum((-2, -1)).mean(0) - P.mean(0).square().sum((-2, -1))
-        for head in (moved > 0.25).nonzero().flatten().tolist():
-            found.append((entry, head))
-    return found
+    mean = torch.empty(n, n, keys.shape[-1])
+    for i in range(n):
+        for y, name in enumerate(task.names):
+            symbol = task.vocab.index(name if i == 0 else f", {name}")
+            there = keys[tokens[:, i] == symbol, i]
+            mean[i, y] = torch.linalg.svd(there, full_matrices=False).Vh[0]
+    return mean
 
-
-# --- Beta and keys, place by place ----------------------------------------------------------------
 
 @torch.no_grad()
 def in_commands(model, task):
@@ -119,33 +133,10 @@ def in_commands(model, task):
     found = {}
     for entry, (_, k, _, beta) in scan_inputs(model, tokens).items():
         # [B, H, T, R, ...] -> [B, T, H, ...], of the first write.
-        found[entry] = by_line(k[..., 0, :].transpose(1, 2)), by_line(beta[..., 0].transpose(1, 2))
+        k = k[..., 0, :].transpose(1, 2)
+        beta = beta[..., 0].transpose(1, 2)
+        found[entry] = by_line(k), by_line(beta)
     return by_line(tokens), found
-
-
-def beta_by_place(model, task):
-    """Mean beta at each place in the line of a command: [layers, heads, line]."""
-    _, found = in_commands(model, task)
-    return torch.stack([beta.mean(0).T for _, beta in found.values()]).cpu()
-
-
-def right_hand_keys(model, task, entry, head):
-    """A head's mean key where the name y stands as i-th on the right: [n, n, K] (place i, name y).
-
-    k and -k make the same step: the mean is the unit vector closest to the keys up to their signs.
-    """
-    n = task.group.degree
-    right = slice(n + 2, 2 * n + 2)  # `>>> `, n names, ` = `, n names
-    tokens, found = in_commands(model, task)
-    tokens, keys = tokens[:, right], found[entry][0][:, right, head]
-
-    mean = torch.empty(n, n, keys.shape[-1])
-    for i in range(n):
-        for y, name in enumerate(task.names):
-            symbol = task.vocab.index(name if i == 0 else f", {name}")
-            there = keys[tokens[:, i] == symbol, i]
-            mean[i, y] = torch.linalg.svd(there, full_matrices=False).Vh[0]
-    return mean
 
 
 def likeness(keys):
@@ -153,7 +144,7 @@ def likeness(keys):
 
     It is the correlation of all inner products, without their signs. The machine's keys,
     (e_i - e_y') / sqrt 2, meet at 60 degrees if they share the place or the name, else at 90. A
-    rotation of all keys, or the sign of one, changes nothing.
+    rotation of all keys, or the sign of one, changes nothing. Random keys have 0.
     """
     n = len(keys)
     place, name = torch.cartesian_prod(torch.arange(n), torch.arange(n)).T
@@ -163,7 +154,7 @@ def likeness(keys):
     return torch.corrcoef(torch.stack(products))[0, 1].item()
 
 
-# --- What a head is worth -------------------------------------------------------------------------
+# --- 3. What a head is worth ----------------------------------------------------------------------
 
 def intervene(model, task, limits, traces=64):
     """Accuracy at (64,2) with the beta of ONE head scaled from [0, beta_max] to [0, limit], the
@@ -182,54 +173,7 @@ def intervene(model, task, limits, traces=64):
     return np.reshape(accuracy, (-1, block.heads, len(limits)))
 
 
-# --- Where in a trace a state can be read ---------------------------------------------------------
-
-def settling_tokens(task):
-    """Tokens of a line after which the command in the line before it is done: `>>> a, b, c = `.
-
-    A network works late. The local block sees n + 3 tokens, so the names of one line still steer
-    the steps of the next, up to the `=`. A swap is followed by no such fixed text: 0. A word is
-    done with its own token: 0.
-    """
-    if isinstance(task, WordTask) or task.commands == "swap":
-        return 0
-    return task.group.degree + 2
-
-
-def read_heads(state, heads):
-    """The S of these heads, from the state of a stream: [B, heads, K, V]."""
-    return torch.stack([state[entry][:, head] for entry, head in heads], 1)
-
-
-def write_heads(state, heads, S):
-    """The state of a stream with S [B, heads, K, V] in these heads. The given state is kept."""
-    state = list(state)
-    for i, (entry, head) in enumerate(heads):
-        state[entry] = state[entry].clone()
-        state[entry][:, head] = S[:, i]
-    return state
-
-
-@torch.no_grad()
-def collect_states(model, task, heads, traces, length, rng):
-    """What the heads hold once each command of fresh traces has settled, and where the trace is.
-
-    Shapes: states [B, L, heads, K, V], a tensor; perms [B, L, n], an array.
-    """
-    # One command more than is read: the last one settles in the line after it.
-    tokens, commands, begin = traces_of_commands(model, task, traces, length + 1, rng)
-    line = (tokens.shape[1] - begin) // (length + 1)
-    begin += settling_tokens(task)
-
-    state = model.stream(tokens[:, :begin])[1] if begin else None
-    states = []
-    for lines in tokens[:, begin:begin + length * line].split(line, 1):
-        _, state = model.stream(lines, state)
-        states.append(read_heads(state, heads))
-    return torch.stack(states, 1), run_commands(commands[:, :length])
-
-
-# --- The permutation in a state -------------------------------------------------------------------
+# --- 4. The permutation in a state ----------------------------------------------------------------
 #
 # Let P be the n x n matrix with a 1 where variable i holds value j, and 0 elsewhere. Once a command
 # has settled, what the tracking heads hold is a linear image of P:
@@ -243,9 +187,46 @@ def collect_states(model, task, heads, traces, length, rng):
 # count. All are of one length if keys and values are orthonormal.
 #
 # A smaller group spans fewer, such as Z_n n - 1. A head may hold fewer still: any that tell all
-# elements apart. A trained Z7 holds 2 of 6, a circle; a D6 5 of 9.
+# elements apart. A trained Z7 holds 2 of 6, a circle.
 
 SHORTEST = 0.25  # of the longest: a direction below is not used by the head, and read as noise
+
+
+class LinearImage:
+    """Equation (1), fitted by least squares, in float64, to states of these heads.
+
+    Shapes: states [..., heads, K, V], a tensor; perms [..., n], an array.
+    Attributes: heads; sizes, the lengths of the directions.
+    """
+
+    def __init__(self, heads, states, perms):
+        self.heads = heads
+        self.n = perms.shape[-1]
+        P = F.one_hot(torch.from_numpy(perms), self.n)
+        X = P.flatten(-2).flatten(0, -2).double()  # [states, n n]
+        Y = states.flatten(-3).flatten(0, -2).cpu().double()  # [states, heads K V]
+
+        average = X.mean(0)  # 1/n, up to the luck of the draw
+        mean = Y.mean(0)
+        B = torch.linalg.pinv(X - average) @ (Y - mean)
+        inverse = torch.linalg.pinv(B, rtol=SHORTEST)
+        sizes = torch.linalg.svdvals(B)
+        self.sizes = sizes[sizes > SHORTEST * sizes[0]]
+
+        # Reading and writing are done where, and as precisely as, the model computes.
+        self.average, self.mean, self.B, self.inverse = [
+            part.to(states.dtype).to(states.device) for part in (average, mean, B, inverse)]
+
+    def read(self, states):
+        """(S - mean) B^+, plus 1/n: [..., heads, K, V] -> P [..., n, n]."""
+        P = (states.flatten(-3) - self.mean) @ self.inverse + self.average
+        return P.unflatten(-1, (self.n, self.n))
+
+    def correct(self, states):
+        """The image of the nearest permutation, in place of each state: (1) without its noise."""
+        perms = nearest(self.read(states))
+        P = F.one_hot(perms, self.n).to(states).flatten(-2)
+        return (self.mean + (P - self.average) @ self.B).view_as(states)
 
 
 def nearest(P):
@@ -260,58 +241,12 @@ def nearest(P):
     found = torch.empty(len(left), n, dtype=torch.long, device=P.device)
     for _ in range(n):
         largest = left.flatten(1).argmax(1)
-        i, j = largest // n, largest % n
+        i = largest // n
+        j = largest % n
         found[each, i] = j
         left[each, i] = -torch.inf
         left[each, :, j] = -torch.inf
     return found.view(P.shape[:-1])
-
-
-class LinearImage:
-    """Equation (1), fitted by least squares, in float64, to states of these heads.
-
-    Shapes: states [..., heads, K, V], a tensor; perms [..., n], an array.
-    signed: fit the sign of the permutation. It is not linear in P, and a head may hold it alone.
-    Attributes: sizes, the lengths of the directions; explained, of each head the share of the
-        spread of its states that is in the image.
-    """
-
-    def __init__(self, heads, states, perms, signed=False):
-        self.heads, self.n, self.signed = heads, perms.shape[-1], signed
-        X = self.numbers(torch.from_numpy(perms)).flatten(0, -2)
-        Y = states.flatten(-3).flatten(0, -2).cpu().double()
-        average, mean = X.mean(0), Y.mean(0)  # average: 1/n, where the points are moved uniformly
-
-        B = torch.linalg.pinv(X - average) @ (Y - mean)
-        inverse = torch.linalg.pinv(B, rtol=SHORTEST)
-        sizes = torch.linalg.svdvals(B)
-        self.sizes = sizes[sizes > SHORTEST * sizes[0]]
-
-        left = (Y - mean - (X - average) @ B).unflatten(1, (len(heads), -1))
-        spread = (Y - mean).unflatten(1, (len(heads), -1))
-        self.explained = 1 - left.square().sum((0, 2)) / spread.square().sum((0, 2))
-
-        # Back to the dtype first: the GPUs of Apple have no float64.
-        self.average, self.mean, self.B, self.inverse = [
-            part.to(states.dtype).to(states.device) for part in (average, mean, B, inverse)]
-
-    def numbers(self, perms):
-        """What S is linear in: [..., n] -> [..., n n], or with the sign one more."""
-        P = F.one_hot(perms, self.n).double()
-        if not self.signed:
-            return P.flatten(-2)
-        return torch.cat([P.flatten(-2), torch.linalg.det(P).round().unsqueeze(-1)], -1)
-
-    def read(self, states):
-        """(S - mean) B^+, plus 1/n: [..., heads, K, V] -> P [..., n, n]."""
-        numbers = (states.flatten(-3) - self.mean) @ self.inverse + self.average
-        return numbers[..., :self.n**2].unflatten(-1, (self.n, self.n))
-
-    def correct(self, states):
-        """The image of the nearest permutation, in place of each state: (1) without its noise."""
-        perms = nearest(self.read(states))
-        numbers = self.numbers(perms.cpu()).to(states)
-        return (self.mean + (numbers - self.average) @ self.B).view_as(states)
 
 
 def read_off(model, task, heads, lengths, traces=64):
@@ -328,7 +263,49 @@ def read_off(model, task, heads, lengths, traces=64):
     return right[np.array(lengths) - 1].tolist()
 
 
-# --- The head built by hand -----------------------------------------------------------------------
+@torch.no_grad()
+def collect_states(model, task, heads, traces, length, rng):
+    """What the heads hold once each command of fresh traces has settled, and where the trace is.
+
+    Shapes: states [B, L, heads, K, V], a tensor; perms [B, L, n], an array.
+    """
+    # One command more than is read: the last one settles in the line after it.
+    tokens, commands, begin = traces_of_commands(model, task, traces, length + 1, rng)
+    line = (tokens.shape[1] - begin) // (length + 1)
+    begin += settling_tokens(task)
+
+    _, state = model.stream(tokens[:, :begin])
+    states = []
+    for lines in tokens[:, begin:begin + length * line].split(line, 1):
+        _, state = model.stream(lines, state)
+        states.append(read_heads(state, heads))
+    return torch.stack(states, 1), run_commands(commands[:, :length])
+
+
+def settling_tokens(task):
+    """Tokens of a line after which the command in the line before it is done: `>>> a, b, c = `.
+
+    A network works late. The local block sees n + 3 tokens, so the names of one line still steer
+    the steps of the next, up to the `=`. A swap is followed by no such fixed text: 0.
+    """
+    return 0 if task.commands == "swap" else task.group.degree + 2
+
+
+def read_heads(state, heads):
+    """The S of these heads, from the state of a stream: [B, heads, K, V]."""
+    return torch.stack([state[entry][:, head] for entry, head in heads], 1)
+
+
+def write_heads(state, heads, S):
+    """The state of a stream with S [B, heads, K, V] in these heads. The given state is kept."""
+    state = list(state)
+    for i, (entry, head) in enumerate(heads):
+        state[entry] = state[entry].clone()
+        state[entry][:, head] = S[:, i]
+    return state
+
+
+# --- 5. The head built by hand --------------------------------------------------------------------
 
 def swap_machine_errors(group, length, dtype, traces=4):
     """The swap machine of scan.py on random commands: what floating point leaves of it.
@@ -336,7 +313,7 @@ def swap_machine_errors(group, length, dtype, traces=4):
     Returns, after so many commands, the largest distance of an entry of S from its exact value, and
     the share of variables whose largest entry names the wrong value.
     """
-    # torch solves no triangle in bf16.
+    # The scan in chunks computes in float32 at least. The loop stays in bfloat16.
     scan = delta_rule_recurrent if dtype == torch.bfloat16 else delta_rule_chunked
     n = group.degree
     commands = group.draw((traces, length), generator(0, "test", 0))
@@ -351,48 +328,110 @@ def swap_machine_errors(group, length, dtype, traces=4):
     return (state.double() - ideal).abs().max().item(), wrong.double().mean().item()
 
 
-# --- The command line -----------------------------------------------------------------------------
+# --- 6. The stored models -------------------------------------------------------------------------
 
-def print_table(title, columns, rows):
-    print(f"\n{title}\n" + " " * 10 + "".join(f"{column:>8}" for column in columns))
-    for name, numbers in rows:
-        print(f"{name:>10}" + "".join(f"{number:8.3f}" for number in numbers))
+def stored(seed):
+    """A stored model of S5, and its one head that tracks: task, model, entry, head."""
+    task, model = load(RESULTS / f"models/linrnn-S5-seed{seed}")
+    (entry, head), = tracking_heads(model, task)
+    return task, model, entry, head
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m experiments.inside",
-                                     description=__doc__.split("\n")[0])
-    parser.add_argument("run", help="a run folder of a linrnn, made by train.py")
+def show():
+    rows = []
+    for seed in range(5):
+        task, model, entry, head = stored(seed)
+        keys = right_hand_keys(model, task, entry, head)
+        beta = beta_by_place(model, task)[0, :, 7:12]  # [heads, right-hand names]
+        rows.append({"seed": seed, "head": head, "tracking head": beta[head].tolist(),
+                     "other heads": np.delete(beta, head, 0).flatten().tolist(),
+                     "keys": likeness(keys)})
+
+    table("The stored models of S5: mean beta at the five right-hand names, and how much the keys\n"
+          "there are like those of the swap machine, from 0 (random keys) to 1",
+          rows, ["seed", "head"], {
+              "beta": lambda rows: span(rows[0]["tracking head"], 2),
+              "of the other heads": lambda rows: span(rows[0]["other heads"], 2),
+              "likeness": lambda rows: f"{rows[0]['keys']:.2f}"})
+
+
+def picture():
+    """The mean beta of the head that tracks, at each place of a command. Of five models."""
+    betas = []
+    for seed in range(5):
+        task, model, _, head = stored(seed)
+        betas.append(beta_by_place(model, task)[0, head].numpy())
+
+    figure, ((axes,),) = canvas("Heads that track have β near 2, a reflection, at all right-hand "
+                                "names", size=(9, 4))
+    image = axes.imshow(betas, vmin=0, vmax=2, cmap="viridis", aspect="auto")
+    for (y, x), value in np.ndenumerate(betas):
+        colour = "black" if value > 1 else "white"
+        axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=colour)
+    places = [">>>", *"abcde", "=", "1st", "2nd", "3rd", "4th", "5th", "newline"]
+    axes.set(xticks=range(13), xticklabels=places, yticks=range(5),
+             yticklabels=[f"seed {seed}" for seed in range(5)],
+             xlabel="the text of a command: five names, the sign =, the five names in a new order")
+    figure.colorbar(image, label="mean β", ticks=[0, 1, 2])
+    return figure
+
+
+def picture_of_worth():
+    """Accuracy with the beta of one head narrowed; the permutation read off the state of heads."""
+    limits = np.linspace(2, 1, 6)
+    lengths = [1, 4, 16, 64, 256, 512]
+    own, others, read, read_others = [], [], [], []
+    for seed in range(3):
+        task, model, entry, head = stored(seed)
+        rest = [other for other in all_heads(model) if other != (entry, head)]
+        accuracy, = intervene(model, task, limits, traces=8)
+        own.append(accuracy[head])
+        others.extend(np.delete(accuracy, head, 0))
+        read.append(read_off(model, task, [(entry, head)], lengths, traces=32))
+        read_others.append(read_off(model, task, rest, lengths, traces=32))
+
+    figure, ((left, right),) = canvas("Only the head that tracks needs its reflections; a linear "
+                                      "map reads\nthe permutation off this head, and off the "
+                                      "others hardly ever", 1, 2, (9.5, 4.2))
+    left.set(xlim=(2.03, 0.97), ylim=(0, 1.02), ylabel="reveals right at (64,2)",
+             xlabel="upper end of the β of one head")
+    right.set(ylim=(-0.02, 1.02), xlabel="commands read", ylabel="whole permutation read off")
+    draw(left, {"other heads": (limits, others, GREY), "tracking head": (limits, own, BLUE)}, 0.2)
+    draw(right, {"other heads": (lengths, read_others, GREY),
+                 "tracking head": (lengths, read, BLUE)}, 1 / 120, trained=64)
+    ticks_at(right, lengths)
+    return figure
+
+
+# --- 7. The command line --------------------------------------------------------------------------
+
+def of_run(argv):
+    """The tables of one run."""
+    parser = Parser(prog="python -m experiments.inside", description=__doc__.split("\n")[0])
+    parser.add_argument("DIR", help="a run folder of a linrnn, made by train.py")
     parser.add_argument("--intervene", action="store_true",
                         help="accuracy with the beta of each head narrowed")
-    args = parse(parser, argv)
+    args = parser.parse_args(argv)
 
-    with one_line_errors(parser):
-        checkpoint, task, model = load_repl_run(args.run)
-        heads, config = all_heads(model), checkpoint["config"]
-        if not heads:
-            raise UserError(f"only a linrnn has beta and keys; this run is a {config['model']}")
-
+    task, model = load(args.DIR)
+    heads = all_heads(model)
+    if not heads:
+        raise UserError(f"{args.DIR}: only a linrnn has beta and keys")
     tracking = tracking_heads(model, task)
-    names = []
-    for entry, head in heads:
-        mark = "*" if (entry, head) in tracking else ""
-        names.append(f"{entry}:{head}{mark}")
+    names = [f"{entry}:{head}{'*' * ((entry, head) in tracking)}" for entry, head in heads]
     print("heads as entry:head; those with a * track")
 
     if args.intervene:
-        limits = np.linspace(1, 0.5, 6) * config["options"]["beta_max"]
-        accuracy = intervene(model, task, limits)
+        limits = np.linspace(1, 0.5, 6) * model.blocks[heads[0][0]].beta_max
+        accuracy = intervene(model, task, limits).reshape(len(heads), -1)
         print_table("accuracy at (64,2) with the beta of one head scaled to [0, limit]; "
-                    f"chance {task.chance:.3f}", limits.round(2),
-                    zip(names, accuracy.reshape(len(names), -1)))
+                    f"chance {task.chance:.3f}", limits.round(2), zip(names, accuracy))
         return
 
-    places = ["x", "y", "=", "y", "x"]
+    places = [">>>", "x", "y", "=", "y", "x", "newline"]
     if task.commands == "full":
         right = [f"{i + 1}. name" for i in range(task.group.degree)]
-        places = [*task.names, "=", *right]
-    places = [">>>", *places, "newline"]
+        places = [">>>", *task.names, "=", *right, "newline"]
     print_table("mean beta at each place of a command, over all names that stand there", names,
                 zip(places, beta_by_place(model, task).flatten(0, 1).T))
 
@@ -404,7 +443,21 @@ def main(argv=None):
     if tracking:
         lengths = [1, 4, 16, 64, 256, 512]
         print_table("share of states off which a linear map reads the whole permutation, by "
-                    "commands read", lengths, [("share", read_off(model, task, tracking, lengths))])
+                    f"commands read; a guess has 1 / {task.group.order:,}", lengths,
+                    [("share", read_off(model, task, tracking, lengths))])
+
+
+def print_table(title, columns, rows):
+    print(f"\n{title}\n" + " " * 10 + "".join(f"{column:>8}" for column in columns))
+    for name, numbers in rows:
+        print(f"{name:>10}" + "".join(f"{number:8.3f}" for number in numbers))
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if {*argv} - {"-h", "--help"}:
+        return of_run(argv)
+    chapter(__doc__, show, commands={"DIR": of_run}, argv=argv)  # DIR: for its help
 
 
 if __name__ == "__main__":

@@ -1,308 +1,255 @@
 """What must grow with the number of variables?  One rule for any n <= 26, and runs without a part.
 
     python -m experiments.scale                     the tables, from the records
-    python -m experiments.scale --run --group S12   trains what is missing: 0.5 to 40 minutes a run
-    python -m experiments.scale --plan --layers 18 --d-model 512      what would that cost?
-    python -m experiments.scale --rounded experiments/results/models/linrnn-S5-seed0
-                                                    does it track with q, k and v in bfloat16?
+    python -m experiments.scale --run               trains what is missing, 2.5 hours in all
+    python -m experiments.scale train S12           three minutes; S8 1.5, S26 7 to 40
+    python -m experiments.scale train S26 --commands swap
 
 The 2n slots and 2n reflections of scan.py do not depend on the order of the group. What grows is
-the wait for the first stage, (2,1). Against it stands data.rule_for(n): a wider model, smaller
-rates for more steps, reveals in a row, and first commands made of a few exchanges, which leave many
-variables in place. A run is *solved* if at least 99.5% of the reveals are right at (128,16).
+the wait for the first stage, (2,1): a command that moves all variables says nothing until both the
+look-up and the move are right. Against the wait stand a wider model, smaller rates for more steps
+(rule_for), and easier traces (ManyVariables). A run is *solved* if at least 99.5% of the reveals
+are right at (128,16).
 
-Finding. S26 has 10^24 times the states of S5 and takes 14.0 times its tokens. By this rule all
-linear RNNs from S3 to S26 are solved but one of the two of S16. Without the exchanges S12 waits
-more than three times as long at (2,1), without the reveals in a row twice as long: a command that
-moves all variables says nothing until both the look-up and the move are right.
+Finding. S26 has 10^24 times the states of S5 and takes 14.0 times its tokens. By this rule all runs
+from S3 to S26 are solved, but for one of the two of S16. Without the exchanges S12 waits more than
+three times as long at (2,1), and with one reveal in a row twice as long.
 
-The plan is within a factor of two of the recorded minutes of S5 to S26; on GPUs nothing was
-measured. The kernels that a larger model would need read bfloat16 only (flash-linear-attention).
-With q, k and v rounded, and S in float32, the five stored models of S5 have as many reveals right.
-
-Next: programs.py.
+Source: the task is that of Siems et al. 2026 (arXiv 2602.14814), section 3; the rule is ours.
+Next: play.py, a session with a trained model.
 """
 
-import argparse
+from dataclasses import asdict
 from functools import partial
-from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch.utils.flop_counter import FlopCounterMode
+import numpy as np
 
-from data import (Group, ReplTask, UserError, generator, number, one_line_errors, parse, run,
-                  stages, try_stages)
-from eval import evaluate_and_print, load_run
-from experiments import RATES, record, records, span, train_arm
-from models import MODELS, DeltaBlock, LinRNN, build, options_of
-from train import MOST_TRAINED, Recipe
+from data import (COMMANDS, Group, Parser, ReplTask, UserError, draw_commands, next_tokens, run,
+                  run_commands)
+from eval import LENGTHS
+from experiments import (at, chapter, grid, k_of_n, make, millions, minutes, percent, records,
+                         span, table, where)
+from experiments.plots import BLUE, GREY, ORANGE, RED, SKY, canvas, count, dot
+from models import LinRNN, make_model
+from train import Recipe, add_run_options, config_of_run, options_typed, train_run
 
-LENGTHS = [(64, 8), (128, 16), (256, 32)]
 SOLVED = 0.995  # of the reveals at (128,16)
-TRACES = 15000  # of each stage, as in the paper
-ONE_CORE = 5.5e10  # FLOP/s that the recorded runs reach on a core: 34e9 with S5, 86e9 with S20
 
 
-# --- 1. The runs ----------------------------------------------------------------------------------
+# --- 1. The rule for n variables ------------------------------------------------------------------
 
-class Arm(NamedTuple):
-    """Runs that differ in their seed only."""
-    group: str
-    commands: str = "full"
-    model: str = "linrnn"
-    without: str = "none"  # the part of the rule that is left out
-    seeds: int = 3
-    millions: int = 60  # tokens at which a run ends that is not through its stages
+class ManyVariables(ReplTask):
+    """REPL traces that are easier in training. Test traces are those of ReplTask.
 
+    Reveals come n // 4 in a row, so that a trace tells more of its state. sparse: commands are made
+    of a few exchanges where each command has a reveal, since a single command that leaves most
+    variables alone is learned sooner.
 
-ARMS = [
-    Arm("S3"),
-    Arm("S5"),
-    Arm("S8"),
-    Arm("S12"),
-    Arm("S16", seeds=2),
-    Arm("S20", seeds=2),
-    Arm("S26", seeds=2),
-    Arm("S3", "swap"),
-    Arm("S5", "swap"),
-    Arm("S8", "swap"),
-    Arm("S12", "swap"),
-    Arm("S26", "swap", seeds=2),
-    Arm("S8", model="transformer", millions=6),
-    Arm("S8", model="lstm", millions=12),
-    Arm("S12", without="rate", seeds=1, millions=5),
-    Arm("S12", without="reveals", millions=5),
-    Arm("S12", without="exchanges", millions=5),
-    Arm("S12", without="all", millions=5),
-    Arm("S26", without="last steps", seeds=1),
-    Arm("S26", without="rehearsal", seeds=2)]
-
-FULL_LENGTH = ["none", "last steps", "rehearsal"]  # the parts without which stages are not fewer
-
-
-def make_task(arm):
-    """REPL traces by the rule, but for the part of it that is left out.
-
-    Only training is changed. The test traces are those of every other arm.
+    Raises: UserError for sparse commands of a group other than S<n>.
     """
-    left_out = {arm.without}
-    if arm.without == "all":
-        left_out = {"rate", "last steps", "reveals", "exchanges", "rehearsal", "heads"}
-    if arm.without == "rehearsal":
-        left_out = {"rehearsal", "last steps"}  # the older part first
 
-    sparse = False if "exchanges" in left_out else None
-    task = ReplTask(Group(arm.group), arm.commands, sparse)
-    if "reveals" in left_out:
-        task.rule = task.rule._replace(reveals_in_a_row=1)
-    if "rehearsal" in left_out:
-        task.rule = task.rule._replace(sparse_commands=False)
-    if "rate" in left_out:
-        del task.recipe_options["lr"], task.recipe_options["matrix_lr"]
-    if "last steps" in left_out:
-        del task.recipe_options["last_steps"]
-    if "heads" in left_out:  # the two wide ones, a part that was not left out alone
-        task.model_options = {"conv_width": task.model_options["conv_width"]}
-    return task
+    def __init__(self, group, commands="full", sparse=True):
+        super().__init__(group, commands)
+        if sparse:
+            group.transpositions  # refuses a group without them here, not at the first batch
+        self.sparse = sparse
+        self.reveals_in_a_row = max(1, group.degree // 4)
 
+    def training_batch(self, batch, length, spacing, rng):
+        self.check(length, spacing)
+        n = self.group.degree
+        commands = draw_commands(self.group, self.commands, (batch, length), rng)
 
-def make_recipe(arm, task, seed):
-    """The rates of the rule, or those chosen for the model. Tokens end a run, not steps."""
-    options = task.recipe_options.copy()
-    if arm.model != "linrnn":
-        options |= RATES[arm.model]
-    if arm.without not in FULL_LENGTH:
-        options["curriculum"] = [(2, 1), (8, 1)]  # how long is the wait at (2,1)?
-    return Recipe(**options, max_steps=10**6, seed=seed)
+        # The first traces of the batch. Swap commands are exchanges, and stay as they are.
+        easy = self.sparse_traces(batch, spacing) if self.commands == "full" else 0
+        if easy:
+            commands[:easy] = draw_sparse_commands(self.group, (easy, length), rng)
 
+        asked = rng.integers(n, size=(batch, length // spacing, self.reveals_in_a_row))
+        return next_tokens(*self.write(commands, asked))
 
-def train_missing(arm, seed):
-    """Train, evaluate and record the run of one seed, unless it has a record."""
-    task = make_task(arm)
-    recipe = make_recipe(arm, task, seed)
-    options = options_of(MODELS[arm.model])
-    for name in options.keys() & task.model_options.keys():
-        options[name] = task.model_options[name]
+    def sparse_traces(self, batch, spacing):
+        """How many traces of a batch are made of sparse commands."""
+        if not self.sparse:
+            return 0
+        if spacing == 1:  # the stages in which commands are learned
+            return batch
 
-    names = {"group": arm.group, "commands": arm.commands, "model": arm.model}
-    cell = {**names, "without": arm.without, "seed": seed}
-    made = train_arm("scale", cell, lambda: build(arm.model, len(task.vocab), **options), task,
-                     recipe, max_tokens=arm.millions * 1e6,
-                     description={**names, "options": options, "format": "repl"})
-    if made:
-        model, summary = made
-        rates = {"options": options, "lr": recipe.lr, "matrix_lr": recipe.matrix_lr}
-        results = evaluate_and_print(model, task, LENGTHS)
-        record("scale", cell | rates | summary | {"results": results})
+        # Later one trace of sixteen rehearses them. Uniform commands move nearly all of many
+        # variables, and a model that reads nothing else forgets the exchange of two. Of the 120
+        # commands of S5 ten are exchanges, and it meets them anyway.
+        return -(-batch // 16) if self.group.degree > 7 else 0  # rounded up
+
+    def answers(self, commands, asked):
+        """The revealed values: asked [B, L/S, P], P reveals in a row, or [B, L/S] as in a test."""
+        spacing = commands.shape[1] // asked.shape[1]
+        states = run_commands(commands)[:, spacing - 1::spacing]  # [B, L/S, n]
+        variables = asked.reshape(*states.shape[:2], -1)
+        return np.take_along_axis(states, variables, -1).reshape(asked.shape)
 
 
-# --- 2. What the records say ----------------------------------------------------------------------
+def draw_sparse_commands(group, shape, rng):
+    """Products of 1 to n random exchanges: many of them leave most variables alone. [*shape, n]"""
+    # The product of the first 1, 2, ..., n of n exchanges, of which one is kept.
+    n = group.degree
+    total = int(np.prod(shape))
+    products = run_commands(draw_commands(group, "swap", (total, n), rng))
+    kept = rng.integers(n, size=total)
+    return products[np.arange(total), kept].reshape(*shape, n)
 
-def right_at(row, length):
-    """The share of the reveals that are right in traces of that length."""
-    return next(result["all"] for result in row["results"] if result["length"] == length)
 
+def rule_for(n):
+    """The options of the model, and those of its recipe: two dicts. Found by trial, for n to 26.
+
+    conv_width   n + 1 tokens see one side of a command; there are two to spare.
+    d_model      two heads from n = 8 on. A key needs 2n dimensions (scan.py). A head has at least
+                 2n + 8 of them, in steps of 8, and at least 32.
+    lr           falls as 1 / n above five variables, and that of the matrices as 1 / sqrt n: a wide
+                 convolution adds up many terms.
+    last_steps   smaller rates need more steps. With 150 a model is right, but imprecise, and loses
+                 long traces by drift.
+    max_steps    the wait for (2,1) is longer.
+    """
+    fall = min(1.0, 5 / n)
+    options = {"conv_width": n + 3}
+    recipe = {"lr": 4e-3 * fall, "matrix_lr": 0.02 * fall**0.5, "max_steps": 5000}
+
+    if n > 7:
+        quarter = -(-n // 4)  # rounded up
+        options |= {"d_model": max(64, 16 * quarter + 16), "heads": 2}
+        recipe |= {"last_steps": 300}
+    return options, recipe
+
+
+# --- 2. One run -----------------------------------------------------------------------------------
+
+def train_one(argv):
+    """The command `train`: a run of traces, which eval.py reads like any other."""
+    parser = Parser(prog="python -m experiments.scale train", description=train_one.__doc__)
+    add = parser.add_argument
+    add("group", nargs="?", help="S<n>; with --resume it is that of the run")
+    add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
+    add("--seed", type=int, help="of the traces, and of the weights to begin with (0)")
+    add_run_options(parser)
+
+    typed = options_typed(parser, argv)
+    config = config_of_run(typed) if "resume" in typed else new_config(typed)
+    if "sparse" not in config:
+        raise UserError(f"{typed['resume']} is not a run of this command: go on with it by the "
+                        "command that made it")
+    task = ManyVariables(Group(config["group"]), config["commands"], config["sparse"])
+    train_run(task, make_model(config, task), config, typed)
+
+
+def new_config(typed):
+    """The names and numbers of a run by the rule."""
+    if "group" not in typed:
+        raise UserError("train needs a group, as in: python -m experiments.scale train S8")
+    group = Group(typed["group"])
+    options, recipe = rule_for(group.degree)
+    recipe = Recipe(**recipe, seed=typed.get("seed", 0))
+    return {"task": "traces", "model": "linrnn", "group": group.name,
+            "commands": typed.get("commands", "full"), "sparse": group.degree > 7,
+            "options": options, **asdict(recipe)}
+
+
+# --- 3. The study ---------------------------------------------------------------------------------
+
+CELLS = [
+    *grid(group=["S3", "S5", "S8", "S12"], commands=["full"], without=["none"], seed=range(3)),
+    *grid(group=["S16", "S20", "S26"], commands=["full"], without=["none"], seed=range(2)),
+    *grid(group=["S3", "S5", "S8", "S12"], commands=["swap"], without=["none"], seed=range(3)),
+    *grid(group=["S26"], commands=["swap"], without=["none"], seed=range(2)),
+    # The stages (2,1) and (8,1) only: how long is the wait at (2,1)?
+    *grid(group=["S12"], commands=["full"], without=["reveals", "exchanges"], seed=range(3),
+          millions=[5])]
+
+
+def plan(cell):
+    """By the rule, but for the part of it that is left out of the training traces."""
+    group = Group(cell["group"])
+    without = cell["without"]
+    task = ManyVariables(group, cell["commands"], group.degree > 7 and without != "exchanges")
+    if without == "reveals":
+        task.reveals_in_a_row = 1
+
+    options, recipe = rule_for(group.degree)
+    if without != "none":
+        recipe["curriculum"] = [(2, 1), (8, 1)]
+    return (task, partial(LinRNN, len(task.vocab), **options), Recipe(**recipe, seed=cell["seed"]),
+            LENGTHS)
+
+
+# --- 4. What the records say ----------------------------------------------------------------------
 
 def is_solved(row):
     """Whether traces of twice the length of training are right, up to one reveal in 200."""
-    return right_at(row, 128) >= SOLVED
+    return at(row, 128)["all"] >= SOLVED
 
 
-def wait(row):
-    """Tokens read at (2,1), to the next 50 steps."""
-    return max(tokens for tokens, length, _ in row["curve"] if length == 2)
+def waits(rows):
+    """A column: million tokens read at (2,1), by seed; > : not left when the run ended."""
+    texts = []
+    for row in rows:
+        last = max(tokens for tokens, length, _ in row["curve"] if length == 2)
+        sign = "" if row["stage_reached"] > 1 else "> "
+        texts.append(f"{sign}{last / 1e6:.1f}")
+    return ", ".join(texts)
 
 
-def records_of(arm):
-    """The rows of all seeds of an arm."""
-    return records("scale", group=arm.group, commands=arm.commands, model=arm.model,
-                   without=arm.without)
+def show():
+    """Both tables, from results/scale.jsonl."""
+    rows = records("scale")
+    table("Right reveals in %, least-greatest of the seeds; solved: at least 99.5% at (128,16)",
+          where(rows, without="none"), ["group", "commands"], {
+              "weights": lambda same: f"{same[0]['parameters']:,}",
+              "million tokens": millions, "minutes": minutes,
+              "chance": percent(64, "chance"),
+              **{f"({length},{spacing})": percent(length) for length, spacing in LENGTHS},
+              "solved": k_of_n(is_solved)})
+
+    table("Million tokens, to the next 50 steps, until the stage (2,1) is left, by seed\n"
+          "(>: not left); the reveals are 3 in a row, or 1 without them",
+          where(rows, group="S12", commands="full"), ["group", "without"], {"tokens": waits})
 
 
-def show(arms):
-    """The tables, from results/scale.jsonl. Ranges are over the seeds."""
-    print("(L,S): % of the reveals right; solved: at least 99.5% at (128,16), of all runs;\n"
-          "*: 150 last steps and not 300; **: and no rehearsal\n")
-    print("group      model        weights  million tokens    minutes      "
-          "(64,8)     (128,16)     (256,32)  solved")
-    for arm in arms:
-        rows = records_of(arm)
-        if arm.without not in FULL_LENGTH or not rows:
-            continue
-        name = arm.group + (" swaps" if arm.commands == "swap" else "")
-        name += "*" * FULL_LENGTH.index(arm.without)
-        shares = ""
-        for length, _ in LENGTHS:
-            shares += f"{span([100 * right_at(row, length) for row in rows]):>13}"
-        print(f"{name:11}{arm.model:11}{rows[0]['parameters']:9,}"
-              f"{span([row['tokens'] / 1e6 for row in rows]):>16}"
-              f"{span([row['minutes'] for row in rows]):>11}{shares}  "
-              f"{sum(map(is_solved, rows))} of {len(rows)}")
+def picture():
+    """Tokens of the whole training, and reveals right, by the number of variables."""
+    rows = records("scale", without="none")
+    full = where(rows, commands="full")
+    tokens = {}
+    for group in ("S5", "S26"):
+        tokens[group] = np.mean([row["tokens"] for row in where(full, group=group)])
+    right = count(full, lambda row: at(row, 64)["all"] >= SOLVED)
+    title = (f"With 3 to 26 variables {right} linear RNNs (β ≤ 2) have 99.5% of the reveals right "
+             f"at (64,8),\nand {count(full, is_solved)} at (128,16); "
+             f"S26 takes {tokens['S26'] / tokens['S5']:.1f} times the tokens of S5")
+    figure, (panels,) = canvas(title, 1, 2, (9.5, 4.4))
 
-    print("\nmillion tokens until the stage (2,1) is left, by seed; > : not left when they ended\n")
-    for arm in arms:
-        if arm.group == "S12" and arm.commands == "full":
-            waits = []
-            for row in records_of(arm):
-                left = row["stage_reached"] > 1
-                waits.append(f"{'' if left else '> '}{wait(row) / 1e6:.1f}")
-            name = "the rule" if arm.without == "none" else f"without {arm.without}"
-            print(f"S12  {name:18} {', '.join(waits)}")
+    for row in rows:
+        n = int(row["group"][1:])
+        if row["commands"] == "swap":
+            dot(panels[0], n, row["tokens"] / 1e6, "x", SKY)
+        else:
+            dot(panels[0], n, row["tokens"] / 1e6, "o", BLUE)
+            for length, marker, colour in [(64, "o", BLUE), (128, "x", ORANGE), (256, "+", RED)]:
+                dot(panels[1], n, at(row, length)["all"], marker, colour)
 
+    panels[0].set(yscale="log", ylabel="million tokens until the curriculum is through",
+                  xlabel="variables, n:   o  full commands,   x  swaps")
+    panels[0].set_yticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
+    panels[1].plot(range(3, 27), [1 / n for n in range(3, 27)], "--", color=GREY, linewidth=0.9)
+    panels[1].set(ylim=(0, 1.03), ylabel="reveals right, full commands",
+                  xlabel="n:   o  64,   x  128,   +  256 commands;   dashed: chance")
+    for axes in panels:
+        axes.set_xscale("log")
+        axes.set_xticks([3, 5, 8, 12, 16, 20, 26], [3, 5, 8, 12, 16, 20, 26])
+        axes.minorticks_off()
+    return figure
 
-# --- 3. A plan for other sizes --------------------------------------------------------------------
-
-def cost(model, batch, tokens):
-    """What one training step costs, counted on tensors that have a shape and no memory.
-
-    model: on the device `meta`.
-    -> FLOPs of the matrix products and convolutions, forward and backward; bytes that are kept
-       for the backward; bytes of the state that the traces leave behind.
-    """
-    weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            kept[storage._cdata] = storage.nbytes()  # several views of it count once
-        return tensor
-
-    inputs = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
-    counter = FlopCounterMode(display=False)
-    with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits, state = model.stream(inputs)
-        F.cross_entropy(logits.flatten(0, 1), inputs.flatten()).backward()
-    state_bytes = sum(part.nbytes for part in state if part is not None)
-    return counter.get_total_flops(), sum(kept.values()), state_bytes
-
-
-def plan(args):
-    """Weights, memory, FLOPs and hours of a training, stage by stage."""
-    task = ReplTask(Group(args.group or "S5"))
-    options = options_of(LinRNN) | task.model_options
-    for name in ("d_model", "heads", "layers"):
-        options[name] = getattr(args, name) or options[name]
-    with torch.device("meta"):
-        model = LinRNN(len(task.vocab), **options)
-    weights = sum(weight.numel() for weight in model.parameters())
-    try_stages(task, args.lengths, args.batch, MOST_TRAINED)
-
-    print(options)
-    print(f"{weights:,} weights: {16 * weights / 1e9:.3f} GB with gradient, momentum and mean; "
-          f"batches of {args.batch} traces\n")
-    print("   (L,S)  tokens a trace  MFLOP a token  GB kept  MB of state  "
-          f"hours of {TRACES:,} traces")
-    total = 0
-    for length, spacing in args.lengths:
-        batch = task.training_batch(1, length, spacing, generator(0, "valid"))
-        tokens = batch.inputs.shape[1]
-        flops, kept, state = cost(model, args.batch, tokens)
-        hours = flops * TRACES / args.batch / args.flops / 3600
-        total += hours
-        print(f"{f'({length},{spacing})':>8} {tokens:15,} {flops / args.batch / tokens / 1e6:14.2f}"
-              f" {kept / 1e9:8.2f} {state / 1e6:12.2f} {hours:11.4f}")
-    print(f"   in all {total:.3f} hours at {args.flops:.3g} FLOP/s")
-
-
-# --- 4. Kernels that read bfloat16 only -----------------------------------------------------------
-
-def scan_of_rounded(scan, q, k, v, beta, state=None):
-    """The scan of q, k and v as bfloat16 can hold them. beta and S keep their digits."""
-    rounded = [x.bfloat16().to(x.dtype) for x in (q, k, v)]
-    return scan(*rounded, beta, state)
-
-
-def print_rounded(folder):
-    """The table of a run, first as it was trained, then with its scans reading bfloat16."""
-    _, task, model = load_run(folder)
-    evaluate_and_print(model, task, LENGTHS)
-
-    for block in model.blocks:
-        if isinstance(block, DeltaBlock):
-            block.scan = partial(scan_of_rounded, block.scan)
-    print("\nwith q, k and v rounded to bfloat16:")
-    evaluate_and_print(model, task, LENGTHS)
-
-
-# --- 5. The command line --------------------------------------------------------------------------
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m experiments.scale",
-                                     description=__doc__.split("\n")[0])
-    parts = parser.add_mutually_exclusive_group()
-    parts.add_argument("--run", action="store_true", help="first train what is missing: 0.5 to 40 "
-                       "minutes a run, four hours in all on one core")
-    parts.add_argument("--plan", action="store_true",
-                       help="what would a training of these sizes cost?")
-    parts.add_argument("--rounded", metavar="RUN",
-                       help="the table of a run with q, k and v in bfloat16")
-    add = parser.add_argument
-    add("--group", help="this group only; of a plan: its group (default: S5)")
-    add("--d-model", type=number(1), help="of a plan, as are all below: width")
-    add("--heads", type=number(1))
-    add("--layers", type=number(1))
-    add("--batch", type=number(1, 10**5), default=16, help="traces a step")
-    add("--lengths", type=stages, default=Recipe().curriculum, help="stages LENGTH:SPACING,...")
-    add("--flops", type=number(1, 1e21, float), default=ONE_CORE,
-        help="FLOP/s that are reached, not those of a data sheet (default: those of our one core)")
-    args = parse(parser, argv)
-
-    with one_line_errors(parser):
-        if args.plan:
-            return plan(args)
-        if args.rounded:
-            return print_rounded(args.rounded)
-        arms = [arm for arm in ARMS if args.group in (None, arm.group)]
-        if not arms:
-            known = dict.fromkeys(arm.group for arm in ARMS)
-            raise UserError(f"--group {args.group} has no runs here; those of {', '.join(known)}")
-    if args.run:
-        for arm in arms:
-            for seed in range(arm.seeds):
-                train_missing(arm, seed)
-    show(arms)
+    chapter(__doc__, show, partial(make, "scale", CELLS, plan), {"train": train_one}, argv)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,19 @@ error, too. But the state is a linear image of a permutation matrix P (inside.py
 read P off the state, take the nearest permutation, and write its image back. No weight changes, and
 no state is listed: S26 has 4 * 10^26 of them.
 
-Finding. Put back after every command, the state lasts 8,192 commands, on all seeds from S5 to S26;
-alone the five models of S5 are near chance there. With the other heads set to their mean words of
-S5 last as long, on five seeds of five. The automaton inside the network, found by clustering alone,
-is the group in ten of ten runs.
+Finding. Put back after every command, the state lasts 8,192 commands on every recorded model, from
+S3 to S26; alone the five models of S5 are near chance there. Rarer snaps do for 2,048 commands: one
+in 192 for S5, one in 64 up to S26. The automaton inside the network, found by clustering alone, is
+the group in ten of ten runs: of S3, S5, A5, Z7 and D6.
 
 A state that is once put on the wrong place stays wrong. And a belief about uncertain commands has
 no permutation to go back to.
 
-Commands, where RUN is experiments/results/models/linrnn-S5-seed0:
-    python -m experiments.snap                  the recorded runs, a row each
-    python -m experiments.snap RUN              traces of 8,192 commands, put back after each
-    python -m experiments.snap RUN --extract    and the automaton inside (10 seconds more)
+Commands, where DIR is a run folder, such as experiments/results/models/linrnn-S5-seed0:
+    python -m experiments.snap                  the tables, from the records
+    python -m experiments.snap --run            first measures what has no record; trains nothing
+    python -m experiments.snap DIR              traces of 8,192 commands, put back after each
+    python -m experiments.snap DIR --extract    and the automaton inside (10 seconds more)
 
 Sources: arXiv 2605.07755, affine recurrences cannot correct errors; Omlin and Giles 1996, clusters
 of an RNN's states as an automaton. The rest is this project's.
@@ -24,25 +25,25 @@ of an RNN's states as an automaton. The rest is this project's.
 Next: scale.py.
 """
 
-import argparse
 import json
-import shlex
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from data import (UserError, WordTask, generator, number, one_line_errors, parse, run,
-                  stages, try_stages)
-from eval import device_of, evaluate_and_print
-from experiments import record, records
-from experiments.inside import (LinearImage, all_heads, collect_states, load_repl_run, nearest,
-                                read_heads, settling_tokens, tracking_heads, write_heads)
-from models import choose_device
+from data import Parser, UserError, generator, run, stages
+from eval import device_of, evaluate, load, print_table
+from experiments import (RESULTS, at, chapter, grid, k_of_n, percent, record, records, span, table,
+                         where)
+from experiments.groups import compose, index, shortest_words
+from experiments.inside import (LinearImage, collect_states, nearest, read_heads, settling_tokens,
+                                tracking_heads, write_heads)
+from experiments.plots import BLUE, GREEN, ORANGE, RED, canvas, count, draw, ticks_at
 
-EXPLAINED = 0.1  # of the spread of a head's states, if it holds a permutation
 MOST_STATES = 1000  # S6 has 720; the 20,480 points of find_states show each of them many times
 
 
@@ -50,28 +51,73 @@ class Untracked(UserError):
     """The heads do not hold a state of the group: the model has not learned it."""
 
 
-# --- Putting a state back -------------------------------------------------------------------------
+# --- 1. Putting a state back ----------------------------------------------------------------------
+
+class Snapped(nn.Module):
+    """A model whose tracking heads are put back at every `interval`-th settled place of a trace.
+
+    Snapping waits for the next token, so a returned state is the model's own.
+    State: that of the model, the last two tokens [B, 2], the number of settled places [B].
+    """
+
+    def __init__(self, model, task, image, interval=1):
+        super().__init__()
+        self.model = model
+        self.task = task
+        self.image = image
+        self.interval = interval
+
+    @torch.no_grad()
+    def stream(self, tokens, state=None):
+        if state is None:
+            inner = None
+            past = tokens.new_full((len(tokens), 2), -1)
+            settled_before = tokens.new_zeros(len(tokens))
+        else:
+            *inner, past, settled_before = state
+
+        # due [B, T]: ahead of which tokens which traces are put back.
+        window = torch.cat([past, tokens], 1)
+        settled = self.settled(window)
+        number = settled_before.unsqueeze(1) + settled.cumsum(1)
+        due = settled & (number % self.interval == 0)
+
+        logits = []
+        begin = 0
+        for end in due.any(0).nonzero().flatten().tolist():
+            if begin < end:
+                piece, inner = self.model.stream(tokens[:, begin:end], inner)
+                logits.append(piece)
+            held = read_heads(inner, self.image.heads)
+            rows = due[:, end].view(-1, 1, 1, 1)
+            put_back = torch.where(rows, self.image.correct(held), held)
+            inner = write_heads(inner, self.image.heads, put_back)
+            begin = end
+        piece, inner = self.model.stream(tokens[:, begin:], inner)
+        logits.append(piece)
+        return torch.cat(logits, 1), [*inner, window[:, -2:], number[:, -1]]
+
+    def settled(self, window):
+        """Ahead of which tokens a command has settled, by the two before: [B, T + 2] -> [B, T]."""
+        # After a comma name and `=`, or a newline for swaps, and nowhere else.
+        vocab = self.task.vocab
+        commas = [vocab.index(f", {name}") for name in self.task.names]
+        mark = vocab.index("\n" if self.task.commands == "swap" else " = ")
+        return torch.isin(window[:, :-2], window.new_tensor(commas)) & (window[:, 1:-1] == mark)
+
 
 def fit_image(model, task, heads):
     """The LinearImage of these heads, and how well it holds on 16 fresh traces of 16 commands.
 
-    A head of which the image explains less than EXPLAINED holds no permutation, and is left out.
     Returns: (image, numbers). The residual is what the image leaves of the fresh states, as a share
     of their spread.
     Raises: Untracked if fewer than 95% of the fresh states are read as the permutation they hold.
     """
     if not heads:
-        raise Untracked("no head of this model tracks; `python eval.py RUN` evaluates it alone")
+        raise Untracked("no head of this model tracks; `python eval.py DIR` evaluates it alone")
     traces = max(64, task.group.degree**2 // 4)  # four states or more for each direction
     states, perms = collect_states(model, task, heads, traces + 16, 16, generator(0, "valid", 16))
-    signed = isinstance(task, WordTask)
-    image = LinearImage(heads, states[:traces], perms[:traces], signed)
-
-    kept = (image.explained >= EXPLAINED).nonzero().flatten().tolist()
-    if kept and len(kept) < len(heads):
-        heads = [heads[i] for i in kept]
-        states = states[:, :, kept]
-        image = LinearImage(heads, states[:traces], perms[:traces], signed)
+    image = LinearImage(heads, states[:traces], perms[:traces])
 
     fresh = states[traces:]
     read = nearest(image.read(fresh)).cpu().numpy()
@@ -82,81 +128,19 @@ def fit_image(model, task, heads):
 
     left = (fresh - image.correct(fresh)).norm()
     residual = left / (fresh - fresh.mean((0, 1))).norm()
-    return image, {"heads": heads, "directions": image.sizes.tolist(), "residual": residual.item()}
+    return image, {"heads": heads, "directions": len(image.sizes), "residual": residual.item()}
 
 
-def resting_heads(model, task, tracking):
-    """All other heads, and the mean of what they hold: (heads, S [heads, K, V]), or None.
+# --- 2. The automaton inside ----------------------------------------------------------------------
 
-    Of a line of text they keep what the next token needs, and lose it with the next line. In words
-    there are no lines: what they hold grows with every word, and in the end it drowns the answer.
-    """
-    others = [head for head in all_heads(model) if head not in tracking]
-    if not others:
-        return None
-    states, _ = collect_states(model, task, others, 64, 16, generator(0, "valid", 16))
-    return others, states.mean((0, 1))
+def extract(model, task, heads):
+    """Whether the automaton inside the network is the group: a dict.  Raises: Untracked."""
+    states = find_states(model, task, heads)
+    transitions, start = transition_table(model, task, heads, states)
+    agree, isomorphic = compare(transitions, start, task.group, task.alphabet)
+    return {"states": len(transitions), "order": task.group.order, "agree": agree,
+            "transitions": transitions.size, "isomorphic": isomorphic}
 
-
-class Snapped(nn.Module):
-    """A model whose tracking heads are put back at every `interval`-th settled place of a trace.
-
-    Snapping waits for the next token, so a returned state is the model's own.
-    State: that of the model, the last two tokens [B, 2], the number of settled places [B].
-    rest: heads that are set to one S at the same places, from resting_heads; needed for words.
-    """
-
-    def __init__(self, model, task, image, interval=1, rest=None):
-        super().__init__()
-        self.model, self.task, self.image = model, task, image
-        self.interval, self.rest = interval, rest
-
-    def settled(self, window):
-        """Ahead of which tokens a command has settled, by the two before: [B, T + 2] -> [B, T]."""
-        vocab = self.task.vocab
-        if isinstance(self.task, WordTask):
-            return window[:, 1:-1] >= 0  # each word but the first has one ahead of it
-
-        # After a comma name and `=`, or a newline for swaps, and nowhere else.
-        commas = [vocab.index(f", {name}") for name in self.task.names]
-        mark = vocab.index("\n" if self.task.commands == "swap" else " = ")
-        return torch.isin(window[:, :-2], window.new_tensor(commas)) & (window[:, 1:-1] == mark)
-
-    @torch.no_grad()
-    def stream(self, tokens, state=None):
-        if state is None:
-            inner = None
-            past = tokens.new_full((len(tokens), 2), -1)
-            count = tokens.new_zeros(len(tokens))
-        else:
-            *inner, past, count = state
-
-        # due [B, T]: ahead of which tokens which traces are put back.
-        window = torch.cat([past, tokens], 1)
-        settled = self.settled(window)
-        count = count.unsqueeze(1) + settled.cumsum(1)
-        due = settled & (count % self.interval == 0)
-
-        logits, begin = [], 0
-        for end in due.any(0).nonzero().flatten().tolist():
-            if begin < end:
-                piece, inner = self.model.stream(tokens[:, begin:end], inner)
-                logits.append(piece)
-            rows = due[:, end].view(-1, 1, 1, 1)
-            held = read_heads(inner, self.image.heads)
-            put_back = torch.where(rows, self.image.correct(held), held)
-            inner = write_heads(inner, self.image.heads, put_back)
-            if self.rest:
-                heads, resting = self.rest
-                rested = torch.where(rows, resting, read_heads(inner, heads))
-                inner = write_heads(inner, heads, rested)
-            begin = end
-        piece, inner = self.model.stream(tokens[:, begin:], inner)
-        logits.append(piece)
-        return torch.cat(logits, 1), [*inner, window[:, -2:], count[:, -1]]
-
-
-# --- The automaton inside -------------------------------------------------------------------------
 
 @torch.no_grad()
 def find_states(model, task, heads):
@@ -170,12 +154,13 @@ def find_states(model, task, heads):
     states, _ = collect_states(model, task, heads, 2560, 8, generator(0, "valid", 8, 8))
     points = states.flatten(0, 1).flatten(1)
 
-    apart = torch.pdist(points[:2048].cpu()).sort()[0]  # the GPUs of Apple lack pdist
+    apart = torch.pdist(points[:2048]).sort()[0]
     # Traces that begin alike have equal states: a gap just above 0 says nothing.
     apart = apart.clamp(min=apart[-1].item() / 10)
     near, far = apart[apart.diff().argmax():][:2].tolist()
 
-    leaders, left = points[:0], points
+    leaders = points[:0]
+    left = points
     while len(left) and len(leaders) <= MOST_STATES:
         leaders = torch.cat([leaders, left[:1]])
         left = left[torch.cdist(left, left[:1])[:, 0] > (near + far) / 2]
@@ -189,12 +174,13 @@ def find_states(model, task, heads):
 
 
 @torch.no_grad()
-def transitions(model, task, heads, states):
+def transition_table(model, task, heads, states):
     """From each state [N, heads, K, V] each command: which state is nearest to where it leads.
 
-    Returns (table [N, commands], start). start is the state of a new trace.
+    Returns ([N, commands], start). start is the state of a new trace.
     """
-    lines, begin = task.command_tokens(task.alphabet), settling_tokens(task)
+    lines = task.command_tokens(task.alphabet)
+    begin = settling_tokens(task)
     first = np.concatenate([task.start_tokens(), lines[0, :begin]])
     # From one settled place to the next; all command lines are alike up to there.
     lines = torch.from_numpy(np.roll(lines, -begin, 1)).to(device_of(model))
@@ -207,15 +193,15 @@ def transitions(model, task, heads, states):
     _, state = model.stream(first)
     start = nearest_states(state)[0].item()
     _, state = model.stream(lines[:1].expand(len(lines), -1), state)  # a command came before
-    table = []
+    rows = []
     for held in states:
         changed = write_heads(state, heads, held.expand(len(lines), -1, -1, -1))
         _, after = model.stream(lines, changed)
-        table.append(nearest_states(after))
-    return torch.stack(table).cpu().numpy(), start
+        rows.append(nearest_states(after))
+    return torch.stack(rows).cpu().numpy(), start
 
 
-def compare(table, start, group, alphabet):
+def compare(transitions, start, group, alphabet):
     """Is an automaton the group? Returns (agree, isomorphic): transitions that agree, and whether.
 
     The start is the identity. So each element gets the state to which a shortest word of it leads,
@@ -224,102 +210,198 @@ def compare(table, start, group, alphabet):
     """
     column = {command.tobytes(): number for number, command in enumerate(alphabet)}
     state_of = np.empty(group.order, int)
-    for element, word in group.shortest_words(alphabet).items():
+    for element, word in shortest_words(group, alphabet).items():
         state = start
         for command in word:
-            state = table[state, column[command.tobytes()]]
+            state = transitions[state, column[command.tobytes()]]
         state_of[element] = state
 
-    products = group.compose(np.arange(group.order)[:, None], group.index(alphabet))
-    agree = int((table[state_of] == state_of[products]).sum())
-    each_once = sorted(state_of) == list(range(len(table)))
-    return agree, each_once and agree == table.size
+    products = compose(group, np.arange(group.order)[:, None], index(group, alphabet))
+    agree = int((transitions[state_of] == state_of[products]).sum())
+    each_once = sorted(state_of) == list(range(len(transitions)))
+    return agree, each_once and agree == transitions.size
 
 
-def extract(model, task, heads):
-    """Whether the automaton inside the network is the group: a dict.  Raises: Untracked."""
-    states = find_states(model, task, heads)
-    table, start = transitions(model, task, heads, states)
-    agree, isomorphic = compare(table, start, task.group, task.alphabet)
-    return {"states": len(table), "order": task.group.order, "transitions": table.size,
-            "agree": agree, "isomorphic": isomorphic}
+# --- 3. The study ---------------------------------------------------------------------------------
+#
+# interval: commands from snap to snap; 0 is the model alone. length: of the longest traces. The
+# cells of length 64 are there for the automaton inside.
+
+MANY = ["S8", "S12", "S16", "S20", "S26"]
+RARE = {"S5": [32, 64, 128, 192, 256, 384], "S8": [32, 64, 128, 192], "S12": [16, 32, 64, 128],
+        "S26": [8, 16, 32, 64, 128]}
+CELLS = [
+    *grid(length=[8192], group=["S5"], commands=["full"], seed=range(5), interval=[0, 1]),
+    *grid(length=[8192], group=["S3", "A5", "Z7", "D6"], commands=["full"], seed=[0],
+          interval=[1]),
+    *grid(length=[8192], group=["S5"], commands=["swap"], seed=[0], interval=[1]),
+    *grid(length=[8192], group=MANY, commands=["full"], seed=range(2), interval=[1]),
+
+    *grid(length=[64], group=["S5"], commands=["full"], seed=range(5), interval=[0]),
+    *grid(length=[64], group=["S3", "A5", "Z7", "D6"], commands=["full"], seed=[0], interval=[0]),
+    *grid(length=[64], group=["S5"], commands=["swap"], seed=[0], interval=[0]),
+
+    *grid(length=[2048], group=["S5"], commands=["full"], seed=range(3), interval=RARE["S5"]),
+    *grid(length=[2048], group=["S8"], commands=["full"], seed=range(2), interval=RARE["S8"]),
+    *grid(length=[2048], group=["S12"], commands=["full"], seed=range(2), interval=RARE["S12"]),
+    *grid(length=[2048], group=["S26"], commands=["full"], seed=[0], interval=RARE["S26"])]
+
+HORIZON = [(64, 8), (128, 16), (256, 32), (512, 64), (1024, 128), (2048, 128), (8192, 128)]
 
 
-# --- The command line -----------------------------------------------------------------------------
-
-def name_of(config):
-    """What a model reads: 'S5 full', 'S5 swap' or 'S5 words'."""
-    kind = "words" if config["format"] == "word" else config["commands"]
-    return f"{config['group']} {kind}"
-
-
-def print_records():
-    """A line for each row of results/snap.jsonl: its longest traces, or the automaton inside."""
-    for row in records("snap"):
-        config, last = row["config"], row["results"][-1]
-        name = f"{name_of(config)}, seed {row['seed']}:"
-        if "extract" in row:
-            print_automaton(name, row["extract"])
-        else:
-            whole = round(last["perfect"] * last["traces"])
-            interval = row["interval"] or "none"  # 0: the model alone
-            print(f"{name:<20} put back after {interval:>4} commands; of "
-                  f"{last['length']:6,} commands {last['all']:6.1%} of the reveals right, "
-                  f"{whole:2} of {last['traces']:2} traces")
+def make_missing():
+    """Measure and record each cell that has no row. The models must be there."""
+    for cell in CELLS:
+        if not records("snap", **cell):
+            print(f"missing: {cell}", flush=True)
+            begin = time.monotonic()
+            task, model = load(folder_of(cell))
+            automaton = cell["length"] == 64
+            row = measure(model, task, *tests_of(cell), 0, cell["interval"], automaton)
+            record("snap", cell | row | {"minutes": (time.monotonic() - begin) / 60})
 
 
-def print_automaton(name, found):
-    verdict = "isomorphic" if found["isomorphic"] else "NOT isomorphic"
-    print(f"{name:<20} {found['states']} states inside, {found['agree']:,} of "
-          f"{found['transitions']:,} transitions are the group's: {verdict}")
+def tests_of(cell):
+    """Lengths and spacings of the test traces, and how many there are of each."""
+    if cell["length"] == 64:
+        return [(64, 8)], 8
+    if cell["length"] == 2048:
+        return [(2048, 128)], 16
+    if cell["interval"] == 0:
+        return HORIZON, 16
+    return HORIZON[::2] if cell["group"] == "S5" else HORIZON[-1:], 32
+
+
+def folder_of(cell):
+    """The run folder of a cell's model.  Raises: UserError, which says how to make it."""
+    group = cell["group"]
+    if group == "S5" and cell["commands"] == "full":
+        return RESULTS / f"models/linrnn-S5-seed{cell['seed']}"
+
+    folder = Path("runs/snap") / f"{group}-{cell['commands']}-{cell['seed']}"
+    if not folder.exists():
+        command = f"python train.py --group {group} --commands {cell['commands']}"
+        if group in MANY:
+            command = f"python -m experiments.scale train {group}"
+        raise UserError(f"train it first: {command} --seed {cell['seed']} --out {folder}")
+    return folder
+
+
+def measure(model, task, lengths, traces, seed, interval, automaton):
+    """What is recorded of a model that is put back: the rows of eval.py, and the automaton."""
+    image, row = fit_image(model, task, tracking_heads(model, task))
+    if automaton:
+        row["automaton"] = extract(model, task, image.heads)
+    reader = Snapped(model, task, image, interval) if interval else model
+    row["results"] = [evaluate(reader, task, *stage, traces, seed) for stage in lengths]
+    return row
+
+
+def show():
+    rows = records("snap")
+    chance = {"chance, %": lambda rows: f"{100 * rows[0]['results'][0]['chance']:.1f}"}
+    table("Traces of 8,192 commands: reveals right, least-greatest of the seeds, and traces\n"
+          "without an error; interval: commands from snap to snap, 0 is the model alone",
+          where(rows, length=8192), ["group", "commands", "interval"],
+          chance | {"right, %": percent(8192), "without error": whole})
+
+    rare = where(rows, length=2048)
+    columns = {}
+    for interval in sorted({row["interval"] for row in rare}):
+        columns[str(interval)] = partial(whole, interval=interval)
+    table("Rarer snaps: traces of 2,048 commands without an error, by the interval", rare,
+          ["group"], chance | columns)
+
+    table("The automaton inside the network: transitions in which it agrees with the group\n"
+          "(a random table of N states agrees in one of N)",
+          where(rows, length=64), ["group", "commands"], {
+              **{name: partial(automata, name=name) for name in ("states", "transitions", "agree")},
+              "isomorphic": k_of_n(lambda row: row["automaton"]["isomorphic"])})
+
+
+def automata(rows, name):
+    """A column of a table: a number of the automata of all seeds."""
+    return span([row["automaton"][name] for row in rows], 0)
+
+
+def whole(rows, **conditions):
+    """A column of a table: traces without an error, of the longest ones of all seeds."""
+    last = [row["results"][-1] for row in where(rows, **conditions)]
+    right = sum(round(result["perfect"] * result["traces"]) for result in last)
+    return f"{right} of {sum(result['traces'] for result in last)}" if last else ""
+
+
+def picture():
+    """Accuracy by length, alone and put back after every command; and with rarer snaps."""
+    rows = records("snap", commands="full")
+    long = where(rows, group="S5", length=8192)
+    mended = count(where(long, interval=1), lambda row: at(row, 8192)["all"] == 1)
+    figure, ((left, right),) = canvas(
+        "Put back on its permutation after each command, the state of S5 lasts 8,192 commands\n"
+        f"({mended} seeds); up to 26 variables one snap in 64 commands suffices", 1, 2,
+        (9.5, 4.2), sharey=True)
+
+    found = {}
+    for name, interval, colour in [("alone", 0, BLUE), ("put back", 1, RED)]:
+        mine = where(long, interval=interval)
+        lengths = [result["length"] for result in mine[0]["results"]]
+        shares = [[at(row, length)["all"] for length in lengths] for row in mine]
+        found[name] = lengths, shares, colour
+    left.set(ylim=(-0.02, 1.04), xlabel="length of the trace", ylabel="reveals right")
+    draw(left, found, 0.2, trained=64)
+    ticks_at(left, [64, 256, 1024, 8192])
+
+    for group, colour in [("S26", RED), ("S12", ORANGE), ("S8", GREEN), ("S5", BLUE)]:
+        rare = where(rows, group=group, length=2048)
+        shares = []
+        for seed in sorted({row["seed"] for row in rare}):
+            mine = where(rare, seed=seed)
+            shares.append([where(mine, interval=i)[0]["results"][0]["perfect"]
+                           for i in RARE[group]])
+        draw(right, {group: (RARE[group], shares, colour)}, named=False)
+    right.legend(frameon=False, loc="lower left")
+    right.set(xlabel="commands from snap to snap, in traces of 2,048",
+              ylabel="traces without an error")
+    ticks_at(right, [8, 16, 64, 192, 384])
+    return figure
+
+
+# --- 4. The command line --------------------------------------------------------------------------
+
+def of_run(argv):
+    """The table of one run, put back."""
+    parser = Parser(prog="python -m experiments.snap", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("DIR", help="a run folder, made by train.py or by experiments.scale")
+    add("--lengths", type=stages, default=[(8192, 128)], help="LENGTH:SPACING,... (8192:128)")
+    add("--traces", type=int, default=16, help="fresh traces for each length (16)")
+    add("--seed", type=int, default=0, help="of the traces (0)")
+    add("--interval", type=int, default=1, help="commands from snap to snap, 0: none (1)")
+    add("--extract", action="store_true", help="compare the automaton inside with the group")
+    add("--json", action="store_true", help="print the numbers as one JSON line at the end")
+    args = parser.parse_args(argv)
+
+    task, model = load(args.DIR)
+    for stage in args.lengths:
+        task.check(*stage)
+    row = measure(model, task, args.lengths, args.traces, args.seed, args.interval, args.extract)
+
+    print(f"tracking: heads {row['heads']} (entry, head), {row['directions']} directions, residual "
+          f"{row['residual']:.2f}")
+    if args.extract:
+        found = row["automaton"]
+        print(f"{found['states']} states inside, {found['agree']:,} of {found['transitions']:,} "
+              f"transitions are the group's: {'' if found['isomorphic'] else 'NOT '}isomorphic")
+    print_table(row["results"])
+    if args.json:
+        print(json.dumps(row))
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m experiments.snap",
-                                     description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    add("run", nargs="?", help="a run folder, made by train.py (default: show the records)")
-    add("--lengths", type=stages, help="LENGTH:SPACING,... (default: 8192:128; of words, 8192:1)")
-    add("--traces", type=number(1), default=16, help="fresh traces for each length")
-    add("--seed", type=number(0), default=0, help="of the traces, never those of training")
-    add("--interval", type=number(1), default=1, help="commands from snap to snap")
-    add("--extract", action="store_true", help="compare the automaton inside with the group")
-    add("--record", action="store_true", help="append the numbers to results/snap.jsonl")
-    add("--json", action="store_true", help="print the numbers as one JSON line at the end")
-    add("--device", default="auto", help="auto, cpu, cuda, mps")
     argv = sys.argv[1:] if argv is None else argv
-    args = parse(parser, argv)
-    if args.run is None:
-        return print_records()
-
-    begin = time.monotonic()
-    with one_line_errors(parser):
-        device = choose_device(args.device)
-        checkpoint, task, model = load_repl_run(args.run, device, words=not args.extract)
-        words = isinstance(task, WordTask)
-        lengths = args.lengths or ([(8192, 1)] if words else [(8192, 128)])
-        try_stages(task, lengths, args.traces)
-
-        image, found = fit_image(model, task, tracking_heads(model, task))
-        heads = image.heads
-        print(f"tracking: heads {heads} (entry, head), {len(image.sizes)} directions, residual "
-              f"{found['residual']:.2f}")
-        row = {"command": f"{parser.prog} {shlex.join(argv)}",
-               "seed": checkpoint["config"]["seed"], "config": checkpoint["config"],
-               "interval": args.interval, "tracking": found, "device": device}
-
-        if args.extract:
-            row["extract"] = extract(model, task, heads)
-            print_automaton(task.group.name, row["extract"])
-
-        rest = resting_heads(model, task, heads) if words else None
-        snapped = Snapped(model, task, image, args.interval, rest)
-        row["results"] = evaluate_and_print(snapped, task, lengths, args.traces, args.seed)
-        row["minutes"] = (time.monotonic() - begin) / 60
-        if args.record:
-            record("snap", row)
-    if args.json:
-        print(json.dumps(row))
+    if {*argv} - {"--run", "-h", "--help"}:
+        return of_run(argv)
+    chapter(__doc__, show, make_missing, commands={"DIR": of_run}, argv=argv)  # DIR: for its help
 
 
 if __name__ == "__main__":

@@ -1,38 +1,44 @@
 """Learned or memorised?  Commands that training never shows, and states that no list can hold.
 
-    python -m experiments.unseen            the table, and the certificates
-    python -m experiments.unseen --run      trains what is missing, a minute a run on one core
-    python -m experiments.unseen certify RUN --states 256 --depth 16
+    python -m experiments.unseen                    the tables, from the records
+    python -m experiments.unseen --run              trains what is missing, a minute a run
+    python -m experiments.unseen exhaustive DIR     every command from every state
+    python -m experiments.unseen certify DIR        a few commands from random states
+    (DIR is a run of traces, such as experiments/results/models/linrnn-S5-seed0)
 
-Training traces are made of some of the 120 commands of S5, test traces of all the others. A
-certificate gives each of a few commands that generate the whole group, from random states, and asks
-for every variable. If all of 256 states pass, a fresh one passes with a probability of at least
-98.5% (Wilson's bound, 95% confidence). That says nothing of another depth, the number of random
-commands ahead of a state: a linear recurrence drifts.
+Training traces are made of some of the 120 commands of S5, test traces of all the others. There are
+two certificates. *All pairs* gives every command from every state, in the shortest trace. It proves
+that the model has the table of the group, and says nothing of a long way. *By generators* gives the
+few commands that generate the group, from random states, and asks for every variable. It works for
+S26, too. If all of 256 states pass, a fresh one passes with a probability of at least 98.5%
+(Wilson's bound, 95% confidence). That says nothing of another depth, the number of random commands
+ahead of a state: a linear recurrence drifts.
 
-Finding. With 108 or 60 commands seen in training, each unseen command is right from each state, on
-5 of 5 and on 3 of 3 seeds; along traces of them errors add up, the sooner the fewer were seen. With
-12 or 5 the network knows the commands by heart. From S5 to S26 at least 247 of 256 states pass, but
-none of S26 unless training rehearses exchanges of two variables (data.rule_for).
+Finding. With 108 or 60 commands seen in training each unseen command is right from each state, on 5
+of 5 and on 3 of 3 seeds; along traces of them errors add up, the sooner the fewer were seen. With
+12 or 5 the network knows the commands by heart. From S5 to S26, after 16 commands, at least 247 of
+256 states pass by generators, but none of S26 unless training rehearses exchanges
+(scale.ManyVariables).
 
+Source: the question and both certificates are ours; the task is that of arXiv 2602.14814.
 Next: snap.py.
 """
 
-import argparse
+from functools import partial
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
-from data import (Group, ReplTask, UserError, draw_commands, generator, next_tokens, number,
-                  one_line_errors, parse, run, run_commands, try_stages)
-from eval import device_of, evaluate_and_print, exhaustive, load_run, wilson
-from experiments import record, records, train_arm
-from models import LinRNN, choose_device
+from data import (Group, Parser, ReplTask, UserError, compose, draw_commands, generator,
+                  next_tokens, run, run_commands)
+from eval import LENGTHS, device_of, load, predict, read_checkpoint, wilson
+from experiments import (at, chapter, evaluate_all, grid, make, percent, record, records, table,
+                         where)
+from experiments.groups import shortest_words
+from experiments.plots import BLUE, GREY, ORANGE, RED, canvas, count, dot, ticks_at
+from models import LinRNN, find_device
 from train import Recipe
-
-GROUP = "S5"
-SEEDS = {108: 5, 60: 3, 30: 3, 12: 2, 5: 2}  # commands seen in training: how many seeds
-LENGTHS = [(64, 8), (128, 16), (256, 32)]
 
 
 # --- 1. Unseen commands ---------------------------------------------------------------------------
@@ -47,6 +53,12 @@ class UnseenTask(ReplTask):
         self.seen = mixed[:seen]
         self.unseen = mixed[seen:]
 
+    def training_batch(self, batch, length, spacing, rng):
+        return self.batch_of(self.seen, batch, length, spacing, rng)
+
+    def test_batch(self, batch, length, spacing, rng):
+        return self.batch_of(self.unseen, batch, length, spacing, rng)
+
     def batch_of(self, alphabet, batch, length, spacing, rng):
         """A Batch of traces whose commands are uniform over this alphabet."""
         self.check(length, spacing)
@@ -54,77 +66,83 @@ class UnseenTask(ReplTask):
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
         return next_tokens(*self.write(commands, asked))
 
-    def training_batch(self, batch, length, spacing, rng):
-        return self.batch_of(self.seen, batch, length, spacing, rng)
 
-    def test_batch(self, batch, length, spacing, rng):
-        return self.batch_of(self.unseen, batch, length, spacing, rng)
+# --- 2. The certificate of all pairs --------------------------------------------------------------
 
+def all_pairs(model, task, alphabet):
+    """Every command of an alphabet from every state: whether all variables are then right.
 
-def train_missing():
-    """Train each cell that has no record, and read it on unseen commands.
+    A state is reached by the fewest commands that lead there, so that what is tested is the last
+    command and not a long way. If all pairs of all commands are right, the model has the whole
+    multiplication table of the group.
 
-    `exhaustive` gives all commands from all states. The pairs with an unseen command are new.
+    Returns: bool [states, commands], the states in the order of group.elements.
     """
-    for seen, seeds in SEEDS.items():
-        for seed in range(seeds):
-            task = UnseenTask(Group(GROUP), seen)
-            made = train_arm("unseen", {"seen": seen, "seed": seed},
-                             lambda: LinRNN(len(task.vocab), **task.model_options), task,
-                             Recipe(**task.recipe_options, seed=seed))
-            if made is None:
-                continue
+    group = task.group
+    n = group.degree
+    words = shortest_words(group, task.alphabet)
 
-            model, summary = made
-            results = evaluate_and_print(model, task, LENGTHS)
-            _, failures = exhaustive(model, task)
-            new = len(task.unseen) * task.group.order
-            commands = {tuple(command) for command in task.unseen}
-            wrong = sum(tuple(command) in commands for _, command, _, _ in failures)
-            record("unseen", {"kind": "unseen", "seen": seen, **summary, "results": results,
-                              "exhaustive": {"unseen": new, "unseen_right": new - wrong}})
+    right = np.empty((len(words), len(alphabet)), bool)
+    for state, word in tqdm(words.items(), leave=False):
+        # One batch for each state. It holds each command n times, and each time another variable
+        # is asked for in its one reveal.
+        commands = np.array([[*word, command] for command in alphabet])
+        asked = np.tile(np.arange(n), len(alphabet))[:, None]
+        batch = next_tokens(*task.write(commands.repeat(n, 0), asked))
+
+        said = predict(model, batch.inputs)[batch.reveals].reshape(-1, n)
+        expected = compose(group.elements[[state]].repeat(len(alphabet), 0), alphabet)
+        right[state] = (said == task.value_tokens[expected]).all(1)
+    return right
 
 
-# --- 2. The certificate by generators -------------------------------------------------------------
+def exhaustive(argv):
+    """The command `exhaustive`: every command from every state, then every variable."""
+    parser = Parser(prog="python -m experiments.unseen exhaustive", description=exhaustive.__doc__)
+    parser.add_argument("run", help="a run folder of traces")
+    args = parser.parse_args(argv)
+
+    task, model = load(args.run, find_device())
+    order = task.group.order
+    if order > 10**4:
+        raise UserError(f"{task.group.name} has {order:.0e} states, too many for a list: certify "
+                        "asks from random ones")
+    right = all_pairs(model, task, task.alphabet)
+    print(f"{task.group.name}: {right.sum():,} of {right.size:,} pairs of a state and a command "
+          f"are right; a guess is right in one of {order:,}")
+
+    # The first that are wrong, with values printed from 1.
+    for state, command in np.argwhere(~right)[:10]:
+        print(f"  wrong from state {task.group.elements[state] + 1} by command "
+              f"{task.decode(task.command_tokens(task.alphabet[command])[1:-1])}")
+
+
+# --- 3. The certificate by generators -------------------------------------------------------------
 
 def generators(task):
     """Commands that generate the group: [generators, n].
 
-    A product has the generators of its factors. Of swap commands, all are taken.
+    For S<n> these are the exchanges of neighbours; for swap commands, and for other groups, all
+    commands there are.
     """
-    if task.commands == "swap":
+    if task.group.letter != "S" or task.commands == "swap":
         return task.alphabet
 
-    found = []
-    for (letter, n), offset in zip(task.group.factors, task.group.offsets):
-        points = np.arange(n)
-        if letter in "SA":
-            # S<n>: the exchanges of neighbours. A<n>: the cycles of three neighbours.
-            width = 2 if letter == "S" else 3
-            moves = np.tile(points, (n - width + 1, 1))
-            for first, move in enumerate(moves):
-                move[first:first + width] = np.roll(move[first:first + width], -1)
-        elif letter == "Z":
-            moves = [np.roll(points, -1)]
-        elif letter == "D":
-            moves = [np.roll(points, -1), points[::-1]]
-        else:
-            moves = Group(f"{letter}{n}").elements  # a family of one's own: every element
-
-        for move in moves:
-            command = np.arange(task.group.degree)
-            command[offset:offset + n] = move + offset
-            found.append(command)
-    return np.array(found)
+    n = task.group.degree
+    found = np.tile(np.arange(n), (n - 1, 1))
+    for first, command in enumerate(found):
+        command[[first, first + 1]] = first + 1, first
+    return found
 
 
 @torch.no_grad()
-def certify(model, task, states, depth, rng):
+def pass_generators(model, task, states, depth, rng):
     """Give each generator from random states, and ask for every variable after it.
 
     states: how many, each reached in a trace of its own; depth: by how many random commands.
-    -> right, bool [states, generators]: all variables as they must be.
+    Returns: bool [states, generators], whether all variables are right.
     """
+    # The model's states after random commands, and the true ones.
     device = device_of(model)
     commands = draw_commands(task.group, task.commands, (states, depth), rng)
     start = np.tile(task.start_tokens(), (states, 1))
@@ -133,95 +151,134 @@ def certify(model, task, states, depth, rng):
     perms = run_commands(commands)[:, -1]
 
     # Each question starts from the same state, so none tells the model anything about another.
-    values = torch.from_numpy(task.value_tokens).to(device)
     right = []
-    for command in generators(task):
+    for command in tqdm(generators(task), leave=False):
         line = np.tile(task.command_tokens(command), (states, 1))
         _, after = model.stream(torch.from_numpy(line).to(device), before)
+        expected = perms[:, command]  # [states, n]
+
         passed = np.ones(states, bool)
         for variable in range(task.group.degree):
             asked = np.full(states, variable)
             question = task.reveal_tokens(asked, asked)[:, :-2]  # the value is left out
             logits, _ = model.stream(torch.from_numpy(question).to(device), after)
-            answers = logits[:, -1, values].argmax(-1).cpu().numpy()
-            passed &= answers == perms[:, command[variable]]
+            said = logits[:, -1].argmax(-1).cpu().numpy()
+            passed &= said == task.value_tokens[expected[:, variable]]
         right.append(passed)
     return np.stack(right, 1)
 
 
-def certify_run(args):
-    """Print the certificate of a run folder."""
-    checkpoint, task, model = load_run(args.run_folder, choose_device(args.device))
-    if not isinstance(task, ReplTask):
-        raise UserError(f"the certificate is for REPL traces; the run in {args.run_folder} was "
-                        f"trained on the format {checkpoint['config']['format']}")
-    # The traces are read at once, not in pieces.
-    try_stages(task, [(args.depth, args.depth)], args.states, most=2**20)
+def certify(argv):
+    """The command `certify`: the commands that generate the group, from random states."""
+    parser = Parser(prog="python -m experiments.unseen certify", description=certify.__doc__)
+    add = parser.add_argument
+    add("run", help="a run folder of traces")
+    add("--states", type=int, default=256, help="random states, each in a trace of its own (256)")
+    add("--depth", type=int, default=16, help="random commands ahead of each state (16)")
+    add("--seed", type=int, default=0, help="of the states (0)")
+    add("--record", action="store_true", help="add the row to experiments/results/unseen.jsonl")
+    args = parser.parse_args(argv)
 
+    task, model = load(args.run, find_device())
     rng = generator(args.seed, "test", args.depth, args.depth)
-    right = certify(model, task, args.states, args.depth, rng)
+    right = pass_generators(model, task, args.states, args.depth, rng)
     passed = int(right.all(1).sum())
     low, high = wilson(passed, args.states)
     print(f"{task.group.name}: {passed} of {args.states} random states after {args.depth} commands "
-          f"pass with all {right.shape[1]} generators (95%: {low:.2%} to {high:.2%})")
+          f"pass with all {right.shape[1]} generators (95%: {low:.2%} to {high:.2%})\n"
+          f"a guess passes with one generator from one state in {task.group.order:,}")
 
     if args.record:
+        config = read_checkpoint(args.run)["config"]
         record("unseen", {
             "kind": "certificate", "group": task.group.name, "commands": task.commands,
-            "seed": checkpoint["config"]["seed"], "states": args.states, "depth": args.depth,
-            "generators": right.shape[1], "passed": passed, "run": str(args.run_folder)})
+            "rehearsal": "yes" if config.get("sparse") else "no", "seed": config["seed"],
+            "depth": args.depth, "states": args.states, "generators": right.shape[1],
+            "passed": passed})
 
 
-# --- 3. What the records say ----------------------------------------------------------------------
+# --- 4. The study ---------------------------------------------------------------------------------
+
+CELLS = [  # seen: commands in training
+    *grid(kind=["unseen"], seen=[108], seed=range(5)),
+    *grid(kind=["unseen"], seen=[60, 30], seed=range(3)),
+    *grid(kind=["unseen"], seen=[12, 5], seed=range(2))]
+
+
+def plan(cell):
+    task = UnseenTask(Group("S5"), cell["seen"])
+    make_model = partial(LinRNN, len(task.vocab), conv_width=task.conv_width)
+    return task, make_model, Recipe(seed=cell["seed"]), LENGTHS
+
+
+def measure(model, task, tests):
+    """A row for each length, and one for the pairs of a state and an unseen command.
+
+    All those pairs are new, in traces of at most two commands.
+    """
+    right = all_pairs(model, task, task.unseen)
+    pairs = {"length": 2, "pairs": right.size, "pairs_right": int(right.sum())}
+    return [*evaluate_all(model, task, tests), pairs]
+
+
+def all_right(row):
+    """Whether each unseen command is right from each state."""
+    return at(row, 2)["pairs_right"] == at(row, 2)["pairs"]
+
+
+def pairs_of(rows):
+    """A column: the pairs of an unseen command and a state that are right."""
+    texts = [f"{at(row, 2)['pairs_right']:,} of {at(row, 2)['pairs']:,}" for row in rows]
+    return ", ".join(texts)
+
+
+def passed_of(rows):
+    """A column: the states that pass, by seed."""
+    return " ".join(str(row["passed"]) for row in rows)
+
 
 def show():
     """Both tables, from results/unseen.jsonl."""
-    print(f"{GROUP}: `seen` commands in training, all others in the test\n")
-    print("seen  seed   unseen commands right from     right in traces of unseen commands")
-    print("                        all states             (64,8)  (128,16)  (256,32)")
-    for row in records("unseen", kind="unseen"):
-        found = row["exhaustive"]
-        pairs = f"{found['unseen_right']:,} of {found['unseen']:,}"
-        shares = "".join(f"{result['all']:10.1%}" for result in row["results"])
-        print(f"{row['seen']:4}  {row['seed']:4}   {pairs:>20}        {shares}")
+    table("S5, of 120 commands `seen` in training, the others in the test: pairs of a state and\n"
+          "an unseen command (a guess: 1 of 120), reveals after unseen commands in % (chance 20)",
+          records("unseen", kind="unseen"), ["seen", "seed"], {
+              "pairs right": pairs_of,
+              **{f"({length},{spacing})": percent(length) for length, spacing in LENGTHS}})
 
-    certificates = {}
-    for row in records("unseen", kind="certificate"):
-        key = (row["group"], row["commands"], row.get("without", "-"), row["depth"],
-               row["generators"], row["states"])
-        certificates.setdefault(key, []).append(str(row["passed"]))
+    table("By generators: states that pass with all of them, by seed (a guess passes none)\n"
+          "rehearsal: training shows exchanges among full commands (scale.ManyVariables)",
+          records("unseen", kind="certificate"),
+          ["group", "commands", "rehearsal", "depth", "generators", "states"],
+          {"passed": passed_of})
 
-    print("\nstates that pass with all generators, by seed\n"
-          "without: a part of data.rule_for (see scale.py)\n")
-    print("group  commands  without     depth  generators  states  passed")
-    for (group, commands, without, depth, count, states), passed in certificates.items():
-        print(f"{group:5}  {commands:8}  {without:10}  {depth:5}  {count:10}  {states:6}  "
-              f"{' '.join(passed)}")
+
+def picture():
+    """What is right of commands that training did not show, by the number of those that it did."""
+    rows = records("unseen", kind="unseen")
+    alls = {seen: count(where(rows, seen=seen), all_right) for seen in (60, 108)}
+    figure, (panels,) = canvas("Every unseen command is right from every state with 60 seen "
+                               f"({alls[60]} seeds) and with 108 ({alls[108]});\nalong traces "
+                               "errors add up", 1, 2, (9.5, 4.2), sharey=True)
+
+    for row in rows:
+        pairs = at(row, 2)
+        dot(panels[0], row["seen"], pairs["pairs_right"] / pairs["pairs"], "o", BLUE)
+        for length, marker, colour in [(64, "o", BLUE), (128, "x", ORANGE), (256, "+", RED)]:
+            dot(panels[1], row["seen"], at(row, length)["all"], marker, colour)
+
+    for axes, chance in zip(panels, [1 / 120, 1 / 5]):
+        axes.axhline(chance, color=GREY, linestyle="--", linewidth=0.9)
+        axes.set(ylim=(0, 1.04), xlabel="commands seen in training, of 120")
+        ticks_at(axes, [5, 12, 30, 60, 108])
+    panels[0].set_ylabel("unseen command and state, pairs right")
+    panels[1].set_ylabel("reveals right, unseen commands")
+    figure.supxlabel("right:   o  64,   x  128,   +  256 unseen commands;   dashed: chance")
+    return figure
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m experiments.unseen",
-                                     description=__doc__.split("\n")[0])
-    parser.add_argument("--run", action="store_true",
-                        help="first train what is missing, a minute a run on one core")
-    parts = parser.add_subparsers(dest="part", metavar="certify")
-    certificate = parts.add_parser("certify", help="the certificate of a run folder")
-    add = certificate.add_argument
-    add("run_folder", metavar="RUN", help="a run folder, made by train.py")
-    add("--states", type=number(1, 10**5), default=256, help="random states, each a fresh trace")
-    add("--depth", type=number(1, 10**5), default=16, help="random commands ahead of each state")
-    add("--seed", type=number(0), default=0, help="of the states")
-    add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--record", action="store_true", help="add the row to experiments/results/unseen.jsonl")
-    args = parse(parser, argv)
-
-    if args.part == "certify":
-        with one_line_errors(certificate):
-            certify_run(args)
-        return
-    if args.run:
-        train_missing()
-    show()
+    chapter(__doc__, show, partial(make, "unseen", CELLS, plan, measure),
+            {"exhaustive": exhaustive, "certify": certify}, argv)
 
 
 if __name__ == "__main__":

@@ -1,295 +1,299 @@
-"""A course made of this repository: the students' copy, the grader, and the mutants.
+"""A course of eleven exercises: functions left blank, and the project's own tests as the grader.
 
-    python tests/exercises.py make OUT [--only 3,4]      write the students' copy
-    python tests/exercises.py grade [DIR] [--json FILE]  grade the solutions in DIR
-    python tests/exercises.py mutants [--only WORD]      wrong variants, each with a test that fails
+    python tests/exercises.py make OUT                            the students' copy
+    python tests/exercises.py grade DIR [--only 3,4] [--json F]   points for the functions in DIR
+    python tests/exercises.py mutants [--only WORD]               wrong variants, and who kills them
 
-The exercises and what a solution must do stand in tests/experiments/course.py, the teacher's file.
-`make` blanks whole functions, and leaves in each a comment that says what is asked.
-
-`grade` never imports a submission. Its files are laid over a copy. There a process of its own,
-tests/worker.py, answers check after check with values. The verdict is made here: an exercise is
-passed if each of its checks has come back right. An exit code, or a missing answer, counts for
-nothing.
+A solution stands in its function. The grader puts that function, and nothing else of the student's
+file, into a fresh copy of the project, and runs the tests that the table names. So a mistake costs
+its own exercise only. Points are feedback: the solutions are public (experiments/TEACHING.md).
 """
 
 import argparse
-import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
+import xml.etree.ElementTree as xml
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "experiments"))
-
-# What students get. Left out are experiments/TEACHING.md and the tests, which quote solutions.
-COPIED = ["data.py", "scan.py", "models.py", "eval.py", "train.py", "README.md", "requirements.txt",
-          "analysis.ipynb", ".gitignore", "experiments/*.py", "experiments/results/**/*",
-          "tests/exercises.py", "tests/worker.py", "tests/experiments/test_your_own.py"]
-CHECKS = ROOT / "tests" / "checks.json"  # in the students' copy only
-SECONDS = 120  # for all checks together; a submission needs five
-TOLERANCE = 1e-8  # of float64
+KEPT_BACK = shutil.ignore_patterns(  # what is not in the students' copy
+    ".git", ".ci", "runs", "__pycache__", ".pytest_cache", "TEACHING.md", "mutants.py",
+    "test_readme.py", "test_exercises.py")
 
 
-class Refused(ValueError):
-    """Bad input: one line, exit code 2."""
-
+# --- 1. The exercises -----------------------------------------------------------------------------
 
 class Exercise(NamedTuple):
     file: str
-    function: str   # as in Group.compose; its whole body is blank in the students' copy
+    functions: str  # whose bodies are blank, parted by blanks
     points: int
-    statement: str  # what is asked; it stands in the blank function
+    tests: str  # the file of the tests that grade it,
+    words: str  # and which of them, as for pytest -k
+    statement: str
+    hidden: tuple = ()  # the first and the last line of a comment that gives the solution away
+    until_then: str = ""  # what stands in the body at first, if the project cannot do without
 
 
-# --- The students' copy ---------------------------------------------------------------------------
+NAN_ROW = """\
+nan = float("nan")
+return {"reveals": right.size, "all": nan, "final": nan, "perfect": nan, "perfect_low": nan,
+        "perfect_high": nan, "by_position": []}"""
 
-def blank(source, number, exercise):
-    """The source without the body of one function. Its docstring stays, and a comment asks."""
-    node = ast.parse(source)
-    for part in exercise.function.split("."):
-        node, = [child for child in node.body if getattr(child, "name", None) == part]
-    docstring = node.body[0]
-    indent = " " * docstring.col_offset
+EXERCISES = {
+    # Trap: h[g[i]] in place of g[h[i]], the same where elements commute.
+    1: Exercise(
+        "experiments/groups.py", "compose", 1,
+        "tests/experiments/test_course.py", "numbers_compose",
+        "Numbers in, numbers out: index() and group.elements go from one to the other. g and h may "
+        "be single numbers, or arrays whose shapes broadcast."),
+    # Traps: beta scales v alone, not v - S^T k; `state +=` writes into the caller's state.
+    2: Exercise(
+        "scan.py", "delta_rule_recurrent", 2,
+        "tests/experiments/test_course.py", "loop_alone",
+        "A loop over time, (1) and (2). check_inputs gives the state to begin with."),
+    # Traps: the diagonal of (8); D wants the state before the chunk.
+    3: Exercise(
+        "scan.py", "chunked_forward", 3,
+        "tests/test_scan.py", "delta_product or inverse_of_a_chunk",
+        "(4) and (5) for all chunks at once, a loop for (6) and (7), then (8). The triangle is "
+        "solved, not inverted; its inverse is among the results."),
+    # Trap: y' is exchanged with y, and every command does nothing.
+    4: Exercise(
+        "scan.py", "exchange_key swap_machine_keys", 2,
+        "tests/test_scan.py", "swap_machine_tracks",
+        "Find 2n exchanges, one for each name of a command, that execute it. The key of a name may "
+        "depend on that name and on its place in the line, on no other name. A reader checks that "
+        "the left-hand names put all values into the spare slots.",
+        ("# A permutation is a product of exchanges", "# depends on a token and its place")),
+    # Traps: M has a minus and no diagonal; G_n belongs to the state AFTER chunk n.
+    5: Exercise(
+        "scan.py", "chunked_backward", 4,
+        "tests/experiments/test_course.py", "gradcheck",
+        "Derive (12) to (16) from (4), (7) and (8) by hand, and write (9) to (16), from the last "
+        "chunk to the first, without autograd.",
+        ("# Read (4) as B =", "#     g(beta)   = row sums")),
+    # Trap: perfect is a share of traces, all others are shares of reveals. numpy's numbers will do.
+    6: Exercise(
+        "eval.py", "score", 2,
+        "tests/test_eval.py", "stops_tracking or wrong_word",
+        "The keys: reveals, how many; all, final and perfect; perfect_low and perfect_high, by "
+        "wilson(); by_position, a list. Until this is done, the table of train.py says nan.",
+        until_then=NAN_ROW),
+    # Traps: it reveals first and moves then; delta[symbol, new, old] stands left of a belief.
+    7: Exercise(
+        "experiments/beliefs.py", "PFSA.step", 2,
+        "tests/experiments/test_beliefs.py", "exact_filter or rescaled_scan",
+        "The formula above, for a batch of beliefs with a symbol each."),
+    # Traps: the order of the axes of k, [T, R, H, K]; gamma scales v, and beta not.
+    8: Exercise(
+        "models.py", "DeltaBlock.inputs_of_scan", 2,
+        "tests/test_models.py", "delta_block",
+        "Split the projection of norm(x) by self.sizes. Unit queries and keys, beta up to "
+        "beta_max, values scaled by gamma: hard sigmoids both. Heads stand ahead of tokens."),
+    # Traps: the largest entry of each row need not be a permutation; a mean has a sign.
+    9: Exercise(
+        "experiments/inside.py", "LinearImage.correct", 2,
+        "tests/experiments/test_inside.py", "linear_image or nearest_permutation",
+        "read() gives P, nearest() a permutation, and (1) its image: add the mean of the states, "
+        "subtract the average of P, and compute in the type of the states."),
+    # Trap: a search that begins at one point only may get stuck, and proves nothing.
+    10: Exercise(
+        "tests/experiments/test_course.py", "nearest_to_an_exchange", 2,
+        "tests/experiments/test_course.py", "no_product_of_steps",
+        "Search by gradient descent, from many random starts at once. Then prove what you see: "
+        "which sign has the determinant of a step, and which that of an exchange?",
+        ("# Why. A step has the determinant", "# no product comes nearer")),
+    # Traps: two pieces are too few, and a last piece of one token hides a mask that looks ahead.
+    11: Exercise(
+        "tests/experiments/test_course.py", "test_attention_reads_in_pieces_what_it_reads_at_once",
+        2, "tests/experiments/test_course.py", "own_test_passes",
+        "Write a test that models.py passes. Wrong variants of AttentionBlock, which handle the "
+        "past wrongly, must fail it by an assert. They come in as the argument `models`: use "
+        "nothing else of models.py."),
+}
 
-    points = "1 point" if exercise.points == 1 else f"{exercise.points} points"
-    asked = textwrap.wrap(f"Exercise {number} ({points}). {exercise.statement}",
-                          100 - len(indent) - len("# "))
-    body = [f"{indent}# {line}" for line in asked]
-    body.append(f'{indent}raise NotImplementedError("exercise {number} is not done yet")')
 
-    lines = source.splitlines()
-    lines[docstring.end_lineno:node.end_lineno] = body
-    return "\n".join(lines) + "\n"
+# --- 2. The students' copy ------------------------------------------------------------------------
 
+def place_of(lines, function):
+    """The place of `name` or `Class.name` in a file: its first line, and the one behind its last.
 
-def make(out, exercises):
-    """Writes the students' copy. These exercises are blank in it."""
-    for pattern in COPIED:
-        for path in ROOT.glob(pattern):
-            place = out / path.relative_to(ROOT)
-            if path.is_file():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                # Without its rights: a grader's user may read the copy, and not the original.
-                shutil.copyfile(path, place)
-
-    for number, exercise in exercises.items():
-        path = out / exercise.file
-        source = blank(path.read_text(encoding="utf-8"), number, exercise)
-        path.write_text(source, encoding="utf-8")
-
-
-# --- The submission's process ---------------------------------------------------------------------
-
-def take_files(folder, place, exercises):
-    """Lays a submission over the copy. Returns {exercise: why it cannot be graded}."""
-    refused = {}
-    for number, exercise in exercises.items():
-        path = folder / exercise.file
-        if not path.is_file():
-            path = folder / path.name  # uploads lie side by side
-
-        # A link could name a file of the teacher's, which the submission itself cannot read.
-        if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-            refused[number] = f"{exercise.file} is missing"
-            continue
-
-        source = path.read_bytes()
-        try:
-            ast.parse(source, exercise.file)  # it executes nothing
-        except Exception as error:  # no Python, or not even text
-            refused[number] = f"{type(error).__name__}: {error}"
-        else:
-            (place / exercise.file).write_bytes(source)
-    return refused
-
-
-def ask(place, checks, user=None):
-    """The answers of one process to the checks, as many as it gave, and how it ended.
-
-    user: the process can read only what this user, and the group of that name, can.
+    By indentation, not by ast: the rest of the file need not be Python.
     """
-    # What is expected stays here, and so does the place of the teacher's files.
-    questions = [{"code": check["code"], "names": [*check["expected"]]} for check in checks]
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
-                   "SYSTEMROOT": os.environ.get("SYSTEMROOT", "")}
-    rights = {"user": user, "group": user, "extra_groups": []} if user else {}
+    start = -1
+    for part in function.split("."):
+        head = re.compile(rf" *(def|class) {part}\b")
+        start = next((i for i in range(start + 1, len(lines)) if head.match(lines[i])), None)
+        if start is None:
+            raise ValueError(f"there is no function {function}")
+
+    deeper = re.match(" *", lines[start])[0] + " "
+    end = start + 1
+    for i in range(start + 1, len(lines)):
+        if lines[i].startswith(deeper):
+            end = i + 1
+        elif lines[i].strip() and lines[i].strip()[0] not in "#)":  # the end of a signature
+            break
+    return start, end
+
+
+def blank(lines, number, exercise, function):
+    """Take out the body of a function. Its docstring stays, and a comment asks."""
+    start, end = place_of(lines, function)
+    first = start
+    quotes = 0
+    while quotes < 2:  # up to the line where the docstring ends
+        quotes += lines[first].count('"""')
+        first += 1
+
+    asked = textwrap.wrap(f"Exercise {number} ({exercise.points} points). {exercise.statement}", 88)
+    body = [f"# {line}" for line in asked]
+    until_then = exercise.until_then or f'raise NotImplementedError("exercise {number}")'
+    body += until_then.split("\n")
+    indent = " " * (8 if "." in function else 4)
+    lines[first:end] = [indent + line for line in body]
+
+
+def make(out):
+    """Write the project without the solutions, and a README of the course."""
+    shutil.copytree(ROOT, out, ignore=KEPT_BACK)
+    listed = []
+    for number, exercise in EXERCISES.items():
+        path = out / exercise.file
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for function in exercise.functions.split():
+            blank(lines, number, exercise, function)
+        if exercise.hidden:
+            first, last = [starting_with(lines, text) for text in exercise.hidden]
+            lines[first:last + 1] = [f"# (What stood here is exercise {number}.)"]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        listed.append(f"| {number} | {exercise.points} | `{exercise.file}` | "
+                      f"`{exercise.functions}` |")
+
+    (out / "README.md").write_text(README.format("\n".join(listed)), encoding="utf-8")
+
+
+def starting_with(lines, text):
+    """The number of the one line that starts with this text.  Raises: ValueError without it."""
+    number, = [i for i, line in enumerate(lines) if line.startswith(text)]
+    return number
+
+
+# It takes the place of the project's, which names what is not there.
+README = """\
+# Exercises
+
+Read `data.py`, `scan.py`, `models.py`, `eval.py`, `train.py`, in this order. What each exercise
+asks stands in its function. These run from the first day on:
+
+    python data.py
+    python train.py --model transformer --group S3
+
+| | points | file | functions |
+|---|---|---|---|
+{}
+
+    python tests/exercises.py grade . --only 2
+
+grades what you have. Do 1 before 7, and 3 before 4, 5 and 8: their tests need it.
+"""
+
+
+# --- 3. The grader --------------------------------------------------------------------------------
+
+def copy_project(place):
+    return Path(shutil.copytree(ROOT, Path(place) / "copy", ignore=shutil.ignore_patterns(
+        ".git", "runs", "__pycache__", "figures", "*.ipynb")))
+
+
+def failure(copy, tests, words):
+    """None if these tests all pass in a copy of the project, else what pytest says."""
+    report = copy.parent / "report.xml"
+    words = f"({words}) and not cuda"  # a test that is skipped would count as not passed
     try:
-        done = subprocess.run(
-            [sys.executable, str(place / "tests" / "worker.py")],
-            input=json.dumps(questions).encode(), stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, cwd=place, env=environment, timeout=SECONDS, **rights)
-        answers = done.stdout
-        how = f"the process ended without an answer, with exit code {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        answers = error.stdout or b""
-        how = f"not done after {SECONDS} seconds"
-    return answers.splitlines(), how
+        told = subprocess.run(
+            [sys.executable, "-m", "pytest", "-xq", "--tb=short", "-p", "no:cacheprovider",
+             f"--junitxml={report}", tests, "-k", words], cwd=copy, timeout=300, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}, capture_output=True).stdout
+        suite = xml.parse(report).find("testsuite")
+    except (OSError, xml.ParseError, subprocess.TimeoutExpired) as error:
+        return f"no report of the tests: {error}"  # as after os._exit(0)
+
+    bad = sum(int(suite.get(key)) for key in ("failures", "errors", "skipped"))
+    return None if int(suite.get("tests")) and not bad else told[-2000:]
 
 
-def ask_all(place, checks, user=None):
-    """An answer to each check. Where the process ends, the rest of that exercise has failed, and a
-    new process goes on with the next exercise."""
-    answers = []
-    while len(answers) < len(checks):
-        found, how = ask(place, checks[len(answers):], user)
-        answers += found
-        if len(answers) < len(checks):
-            number = checks[len(answers)]["exercise"]
-            rest = [check for check in checks[len(answers):] if check["exercise"] == number]
-            answers += [json.dumps({"error": how})] * len(rest)
-    return answers
+def grade_one(folder, exercise):
+    """None if the functions in folder pass, else the reason."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = copy_project(place)
+        path = copy / exercise.file
+        theirs = folder / exercise.file
+        if not theirs.exists():
+            theirs = folder / path.name  # uploads lie side by side
+        try:
+            source = theirs.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").splitlines()
+            for function in exercise.functions.split():
+                written = source[slice(*place_of(source, function))]
+                lines[slice(*place_of(lines, function))] = written
+        except (OSError, ValueError) as error:
+            return str(error)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return failure(copy, exercise.tests, exercise.words)
 
 
-# --- The verdict ----------------------------------------------------------------------------------
-
-def judge(check, answer):
-    """What is wrong with an answer, or None."""
-    try:
-        answer = json.loads(answer)
-        if "error" in answer:
-            return str(answer["error"])
-        for name, (kind, numbers) in check["expected"].items():
-            found_kind, found = answer["values"][name]
-            if found_kind != kind:
-                return f"{name}: expected {kind}, found {found_kind}"
-            for i, (wanted, got) in enumerate(zip(numbers, found, strict=True)):
-                if not abs(got - wanted) <= TOLERANCE * (1 + abs(wanted)):  # NaN is wrong, too
-                    return (f"{name}: expected {wanted:.6g}, found {got:.6g}, as number {i} of "
-                            f"{kind}")
-    except Exception:  # a submission can answer anything, and the others still get their results
-        return "the process gave an answer that cannot be read"
-    return None
+def grade(folder, numbers):
+    """Print the points, and return them as Gradescope reads them."""
+    rows = []
+    for number in numbers:
+        exercise = EXERCISES[number]
+        reason = grade_one(folder, exercise)
+        points = 0 if reason else exercise.points
+        print(f"{number:2} {exercise.functions}: {points} of {exercise.points}\n{reason or ''}",
+              flush=True)
+        rows.append({"name": f"{number} {exercise.functions}", "max_score": exercise.points,
+                     "score": points, "output": reason or "all tests passed"})
+    print(f"{sum(row['score'] for row in rows)} of {sum(row['max_score'] for row in rows)} points")
+    return {"tests": rows}
 
 
-def grade(folder, exercises, checks, user=None):
-    """A result for each exercise, with what Gradescope asks for. Nothing of folder runs here."""
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name).resolve()
-        place.chmod(0o755)
-        make(place, {})  # a solution in it is laid over, or its exercise is refused
-        said = take_files(folder, place, exercises)  # of each exercise that has not passed
-        asked = [check for check in checks if check["exercise"] not in said]
-        answers = ask_all(place, asked, user)
-
-    for check, answer in zip(asked, answers):
-        number = check["exercise"]
-        problem = judge(check, answer)
-        if problem and number not in said:
-            # The first check that fails is the smallest case. Its code can be run as it stands.
-            code = textwrap.indent(check["code"], "    ")
-            said[number] = f"{textwrap.fill(check['law'], 90)}\n\n{code}\n\n{problem}"
-            if f"exercise {number} is not done yet" in problem:
-                said[number] = "not done yet"
-
-    results = []
-    for number, exercise in exercises.items():
-        results.append({
-            "name": f"{number} {exercise.function}", "max_score": exercise.points,
-            "score": 0 if number in said else exercise.points,
-            "output": said.get(number, "all checks passed")})
-    return results
-
-
-# --- The command line -----------------------------------------------------------------------------
-
-def choose(exercises, only):
-    """The exercises with these numbers, as in 3,4; all if there are none.  Raises: Refused."""
-    if only is None:
-        return exercises
-    chosen = {number: exercises[number] for number in exercises if str(number) in only.split(",")}
-    if len(chosen) < len(only.split(",")):
-        raise Refused(f"--only takes numbers of exercises, such as 3,4; got {only}")
-    return chosen
-
-
-def main_make(args):
-    import course
-    if args.out.exists() and any(args.out.iterdir()):
-        raise Refused(f"{args.out} is not empty")
-    chosen = choose(course.EXERCISES, args.only)
-    make(args.out, chosen)
-
-    # The checks of one seed go with the copy: values in place of the code that makes them.
-    stored = json.dumps({"exercises": course.EXERCISES, "checks": course.make_checks(seed=0)})
-    (args.out / CHECKS.relative_to(ROOT)).write_text(stored, encoding="utf-8")
-    print(f"{args.out}: exercises {', '.join(map(str, chosen))} are blank. There: "
-          "python tests/exercises.py grade --only 3")
-    return 0
-
-
-def main_grade(args):
-    if not args.dir.is_dir():
-        raise Refused(f"{args.dir} is no folder")
-    if CHECKS.exists():
-        stored = json.loads(CHECKS.read_text(encoding="utf-8"))
-        exercises = {int(number): Exercise(*row) for number, row in stored["exercises"].items()}
-        checks = stored["checks"]
-    else:
-        import course
-        exercises = course.EXERCISES
-        checks = course.make_checks(seed=1)  # other numbers than students have
-
-    exercises = choose(exercises, args.only)
-    checks = [check for check in checks if check["exercise"] in exercises]
-    results = grade(args.dir, exercises, checks, args.user)
-    score = sum(result["score"] for result in results)
-    most = sum(result["max_score"] for result in results)
-
-    if args.json:
-        args.json.write_text(json.dumps({"score": score, "tests": results}, indent=1))
-    for result in results:
-        print(f"{result['name']}: {result['score']}/{result['max_score']}")
-        print(textwrap.indent(result["output"], "    "))
-    print(f"{score} of {most} points")
-    return 0 if score == most else 1
-
-
-def main_mutants(args):
-    import mutants
-    table = [mutant for mutant in mutants.MUTANTS
-             if args.only in mutant.file or args.only in mutant.law]
-    return 1 if mutants.survivors(table) else 0
-
+# --- 4. The command line --------------------------------------------------------------------------
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python tests/exercises.py",
-                                     description=__doc__.split("\n")[0])
-    parts = parser.add_subparsers(dest="part", required=True)
-
-    part = parts.add_parser("make")
-    part.add_argument("out", type=Path, metavar="OUT", help="an empty or a new folder")
-    part.add_argument("--only", metavar="3,4", help="the exercises to leave out (default: all)")
-    part.set_defaults(run=main_make)
-
-    part = parts.add_parser("grade")
-    part.add_argument("dir", type=Path, metavar="DIR", nargs="?", default=ROOT,
-                      help="default: this copy")
-    part.add_argument("--only", metavar="3,4", help="the exercises to grade (default: all)")
-    part.add_argument("--json", type=Path, metavar="FILE",
-                      help="write the results as Gradescope's results.json")
-    part.add_argument("--user", help="who runs the submission: a user, and the group of that "
-                      "name, who cannot read this folder (needs root)")
-    part.set_defaults(run=main_grade)
-
-    part = parts.add_parser("mutants")
-    part.add_argument("--only", metavar="WORD", default="",
-                      help="those with this word in their file or law")
-    part.set_defaults(run=main_mutants)
-
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("make", help="the students' copy").add_argument("out", type=Path)
+    grader = commands.add_parser("grade", help="points for the functions in a folder")
+    grader.add_argument("folder", type=Path)
+    grader.add_argument("--only", metavar="3,4", help="these exercises")
+    grader.add_argument("--json", type=Path, help="write results.json as Gradescope reads it")
+    killer = commands.add_parser("mutants", help="wrong variants, and the tests that notice them")
+    killer.add_argument("--only", metavar="WORD", default="", help="those with this in their row")
     args = parser.parse_args(argv)
-    try:
-        return args.run(args)
-    except (Refused, OSError, ModuleNotFoundError) as error:  # students have no course, no mutants
-        parser.error(str(error))
+
+    if args.command == "make":
+        if args.out.exists():
+            parser.error(f"{args.out} is there already")
+        make(args.out)
+    elif args.command == "grade":
+        numbers = [int(part) for part in args.only.split(",")] if args.only else [*EXERCISES]
+        if not EXERCISES.keys() >= set(numbers):
+            parser.error(f"the exercises are 1 to {len(EXERCISES)}")
+        points = grade(args.folder, numbers)
+        if args.json:
+            args.json.write_text(json.dumps(points))
+    else:
+        from mutants import survivors  # not in the students' copy
+        sys.exit(1 if survivors(args.only) else 0)
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")  # a submission may say what has no letters
-    raise SystemExit(main())
+    main()

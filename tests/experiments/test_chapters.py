@@ -1,234 +1,196 @@
-"""The law of the chapters: who imports whom, where a command ends, what shows which record; and the
-numbers of both READMEs, counted again from the records.
-"""
+"""The house of the chapters: who imports whom, what a chapter prints, and how a study is made."""
 
+import ast
+import hashlib
 import importlib
 import re
 import sys
-from math import factorial
 
 import pytest
-from conftest import PACKAGES, ROOT, imports_of
+import torch
+from conftest import ROOT
+from torch import nn
 
-from eval import evaluate, load_run
-from experiments import RESULTS, records, span
+import experiments
+from data import Batch, Group, ReplTask
+from experiments import RESULTS, falls_at_the_end, grid, k_of_n, make, records, span, table
+from models import LinRNN
+from train import Progress, Recipe
 
-CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("*.py")}
-CHAPTERS.pop("__init__")
-SPINE = ["data", "scan", "models", "eval", "train"]
-ARROWS = {("snap", "inside"), ("adversary", "arms"), ("adversary", "beliefs"),
-          ("programs", "snap")}  # and figures -> any
-SHOWING = ["arms", "adversary", "unseen", "snap", "scale", "programs", "supervision", "actions"]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-RECORDS = (RESULTS / "README.md").read_text(encoding="utf-8")
-NAMES = sorted(path.stem for path in RESULTS.glob("*.jsonl"))
+SPINE = {"data", "scan", "models", "eval", "train"}
+PACKAGES = {"torch", "numpy", "tqdm", "matplotlib"}
+SHARED = {"groups", "plots"}
+CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("[a-z]*.py")}
+ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"), ("arms", "scale")}
+WITH_A_TABLE = sorted(set(CHAPTERS) - SHARED - {"play"})
+
+
+def imports_of(path):
+    """The modules that a file imports; of the package `experiments` the names behind the dot."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "experiments":
+            found |= {f"experiments.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module)
+    return found
 
 
 # --- The house ------------------------------------------------------------------------------------
 
-def test_chapters_stand_side_by_side_on_the_spine():
-    """A chapter imports the spine and the helpers of experiments/__init__.py. Few read another."""
-    for name, path in CHAPTERS.items():
-        for module in imports_of(path):
-            package, _, other = module.partition(".")
-            if package == "experiments" and other in CHAPTERS:
-                assert name == "figures" or (name, other) in ARROWS, (name, other)
-            else:
-                known = {*SPINE, "experiments", *PACKAGES, *sys.stdlib_module_names}
-                assert package in known, (name, module)
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_chapters_stand_side_by_side_on_the_spine(name):
+    """Four arrows run from a chapter to another. groups reads data alone, plots nothing of ours."""
+    allowed = SPINE | PACKAGES | sys.stdlib_module_names
+    if name == "groups":
+        allowed = {"data", "numpy"}
+    if name == "plots":
+        allowed = PACKAGES
+    for module in imports_of(CHAPTERS[name]):
+        package, _, other = module.partition(".")
+        if package != "experiments":
+            assert package in allowed, module
+        elif other in CHAPTERS and other not in SHARED:
+            assert (name, other) in ARROWS, module
+        else:
+            assert name not in SHARED, module
 
 
-def test_a_command_is_run_by_its_name():
-    """Each ends in silence at Ctrl-C and at a closed pipe (data.run)."""
-    for name, path in CHAPTERS.items():
-        source = path.read_text(encoding="utf-8")
-        assert source.endswith('if __name__ == "__main__":\n    run(main)\n'), name
+def digests():
+    """Of all records and pictures."""
+    files = sorted(path for path in RESULTS.rglob("*") if path.is_file())
+    return [hashlib.sha256(path.read_bytes()).digest() for path in files]
 
 
-@pytest.mark.parametrize("name", SHOWING)
-def test_a_chapter_without_options_shows_its_table(name, capsys):
-    """From the records alone, and each number is one."""
+@pytest.mark.parametrize("name", WITH_A_TABLE)
+def test_a_chapter_without_arguments_prints_numbers_and_changes_no_file(name, capsys, monkeypatch,
+                                                                        tmp_path):
+    monkeypatch.chdir(tmp_path)
+    before = digests()
     importlib.import_module(f"experiments.{name}").main([])
     shown = capsys.readouterr().out
-    assert len(shown.splitlines()) > 10
+    assert len(shown.splitlines()) > 4 and re.search(r"\d", shown)
     assert not re.search(r"\bnan\b|\bNone of\b|\{\}", shown)
+    assert digests() == before and not list(tmp_path.iterdir())
 
 
-# --- The records ----------------------------------------------------------------------------------
+# --- The convention -------------------------------------------------------------------------------
 
-def cells(text, columns):
-    """The rows of the tables of so many columns, a list of stripped cells each."""
-    rows = []
-    for line in text.splitlines():
-        row = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(row) == columns and not set("".join(row)) <= set("- "):
-            rows.append(row)
-    return rows
+def test_a_grid_has_every_combination_once_the_last_key_fastest():
+    assert grid(arm=["a", "b"], seed=range(2)) == [
+        {"arm": "a", "seed": 0}, {"arm": "a", "seed": 1},
+        {"arm": "b", "seed": 0}, {"arm": "b", "seed": 1}]
 
 
-def of_full_commands(name):
-    """The runs of train.py in this file, without the one with swaps."""
-    return [run for run in records(name) if "swap" not in run["command"]]
+def test_what_has_no_row_is_made_once_and_recorded(tmp_path, monkeypatch):
+    """With its tests in order. A cell that has a row is neither trained nor changed."""
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    planned = []
+
+    def plan(cell):
+        planned.append(cell)
+        task = ReplTask(Group("S3"))
+        recipe = Recipe(curriculum=[(2, 1)], last_steps=2, batch=2, seed=cell["seed"])
+        return task, lambda: LinRNN(len(task.vocab), 8, 2), recipe, [(4, 2), (2, 1)]
+
+    cells = grid(seed=[3, 4])
+    make("study", cells[:1], plan)
+    make("study", cells, plan)
+    assert planned == cells
+
+    rows = records("study")
+    assert [row["seed"] for row in rows] == [3, 4] and rows[0]["steps"] == 2
+    assert [result["length"] for result in rows[0]["results"]] == [4, 2]
+    torch.manual_seed(3)
+    weights = sum(weight.numel() for weight in LinRNN(16, 8, 2).parameters())
+    assert rows[0]["parameters"] == weights and rows[0]["finished"]
 
 
-def accuracy(runs, length):
-    """In %, of each run at this length, on each of its streams of test traces."""
-    shares = []
-    for run in runs:
-        for results in [run["results"], *run.get("more_results", [])]:
-            shares += [100 * row["all"] for row in results if row["length"] == length]
-    return shares
+def test_a_cell_ends_at_its_millions_of_tokens(tmp_path, monkeypatch):
+    class Constant(nn.Module):
+        """A model with one weight, which every logit is."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, tokens):
+            return self.weight.expand(*tokens.shape, 2)
+
+    class Zeros:
+        vocab = ["0", "1"]
+        chance = 1
+
+        def training_batch(self, batch, length, spacing, rng):
+            zeros = rng.integers(1, size=(batch, 50))
+            return Batch(zeros, zeros, zeros == 0)
+
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    recipe = Recipe(curriculum=[(2, 1)], last_steps=1000, batch=2)
+    make("study", [{"millions": 0.00035}], lambda cell: (Zeros(), Constant, recipe, []))
+    row, = records("study")
+    assert row["tokens"] == 400 and not row["finished"]
 
 
-def numbers_in(text):
-    """'0-2, 10' -> {0, 1, 2, 10}; '-' is none."""
-    found = set()
-    for first, last in re.findall(r"(\d+)-?(\d*)", text):
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+@pytest.mark.parametrize("changes", [{"last_steps": 10}, {"stage_steps": [7, 10]}])
+def test_rates_that_fall_do_so_in_the_last_stage_only(changes):
+    """They rise over 50 steps, whatever the stage, and fall from all to nothing in the last one."""
+    recipe = Recipe(curriculum=[(2, 1), (4, 1)], **changes)
+    for step, stage_step, stage in ((0, 5, 0), (49, 0, 1), (400, 5, 1), (400, 9, 1)):
+        progress = Progress(step=step, stage_step=stage_step, stage=stage)
+        expected = min(1, (step + 1) / 50) * (1 - stage_step / 10 if stage else 1)
+        assert abs(falls_at_the_end(recipe, progress) - expected) < 1e-12
 
 
-def test_each_file_of_records_is_listed_as_it_is_and_shown():
-    """Runs, seeds and hours are counted. A chapter that shows a file names it in its code. No
-    command has a path of the machine that it ran on."""
-    header, *rows = cells(RECORDS, 6)
-    assert header == ["file", "runs", "seeds", "hours", "made by", "shown by"]
-    assert sorted(row[0].strip("`") for row in rows) == NAMES
-    total = 0
-    for name, runs, seeds, hours, _, shown in rows:
-        name = name.strip("`")
-        found = records(name)
-        hours_of_file = sum(run.get("minutes", 0) for run in found) / 60
-        total += hours_of_file
-        assert int(runs) == len(found), f"a new row? Count the runs of {name} in its README, too"
-        assert numbers_in(seeds) == {run["seed"] for run in found if "seed" in run}, name
-        assert hours == (f"{hours_of_file:.1f}" if hours_of_file else "-"), name
-        assert not any(re.search(r"(^|[ =])[/~]", run.get("command", "")) for run in found), name
-        for chapter in re.findall(r"`(\w+)`", shown):
-            assert f'"{name}"' in CHAPTERS[chapter].read_text(encoding="utf-8"), (name, chapter)
-        assert "`" in shown or shown in ("README", "below"), name
-    assert f"took {total:.1f} hours" in RECORDS
+def test_a_table_has_a_line_for_the_seeds_of_each_cell(capsys):
+    rows = [{"arm": arm, "seed": seed, "x": x}
+            for arm, seed, x in (("a", 0, 1.04), ("b", 0, 2.0), ("a", 1, 3.0))]
+    table("title", rows, ["arm"], {
+        "x": lambda rows: span([row["x"] for row in rows]),
+        "big": k_of_n(lambda row: row["x"] > 1.5)})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert lines == [["arm", "x", "big"], ["a", "1.0-3.0", "1", "of", "2"],
+                     ["b", "2.0", "1", "of", "1"]]
 
 
-def test_what_the_records_say_of_the_recipe_is_so():
-    """Each of these numbers stands in the README of the records, and is the one of its row."""
-    text = " ".join(RECORDS.split())
-    steps = [run["steps"] for run in of_full_commands("s5")]
-    stored = accuracy(of_full_commands("s5"), 256)
-    default = accuracy(of_full_commands("default"), 256)
-    longer, unweighted, few, many, *layered = records("recipe")
-    layered_steps = [run["steps"] for run in layered]
-    exact = accuracy(layered, 256)
-    for said in (
-            f"{min(steps)} to {max(steps)} short steps",
-            f"took {longer['steps']} long ones",
-            f"has {min(default):.1f} to {max(default):.1f}% there",
-            f"all seeds of `s5` have at least {min(stored):.1f}%",
-            f"took seed 0 {unweighted['steps']} steps",
-            f"{unweighted['results'][2]['all']:.1%} at (256,32)",
-            f"{many['steps']} steps with 256 words",
-            f"{few['steps']:,} steps with 64",
-            f"{few['results'][0]['all']:.1%} of the labels",
-            f"learn S5 in {min(layered_steps)} to {max(layered_steps)} steps",
-            f"and {min(exact):.1f} to {max(exact):.1f}% at (256,32)"):
-        assert said in text, said
-    assert min(accuracy(layered, 128)) == 100
+# --- The pages ------------------------------------------------------------------------------------
+
+def tables_of(name, capsys):
+    """What a chapter prints, in parts between empty lines; those of at least three lines."""
+    importlib.import_module(f"experiments.{name}").main([])
+    parts = capsys.readouterr().out.strip("\n").split("\n\n")
+    return [part for part in parts if part.count("\n") >= 2]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_stored_model_is_the_recorded_run(seed):
-    """The seed, the steps, and all reveals right, of which a few traces are read again."""
-    recorded, = [run for run in of_full_commands("s5") if run["seed"] == seed]
-    checkpoint, task, model = load_run(RESULTS / f"models/linrnn-S5-seed{seed}")
-    assert checkpoint["progress"]["step"] == recorded["steps"]
-    assert checkpoint["config"]["seed"] == seed
-    row = evaluate(model, task, 64, 8, traces=8)
-    assert row["all"] == recorded["results"][0]["all"] == 1
+@pytest.mark.parametrize("name", sorted(set(WITH_A_TABLE) - {"beliefs", "inside"}))
+def test_the_page_of_records_contains_the_tables_that_a_chapter_prints(name, capsys):
+    page = (RESULTS / "README.md").read_text(encoding="utf-8").replace("\n    ", "\n")
+    for part in tables_of(name, capsys):
+        assert part in page, f"run `python -m experiments.{name}` and paste what it prints"
 
 
-# --- README ---------------------------------------------------------------------------------------
-
-ARMS = {  # the first two cells of a row; its arm, what is changed, how many seeds
-    ("`linrnn`", "≤ 2"): ("linrnn", "", 5),
-    ("`linrnn`", "≤ 1"): ("linrnn-beta1", "", 5),
-    ("`transformer`, 2 layers", ""): ("transformer", "", 5),
-    ("`transformer`, 4 layers", ""): ("transformer", "more layers", 3),
-    ("`lstm`", ""): ("lstm", "", 5)}
+def test_the_first_page_shows_the_table_of_the_arms(capsys):
+    page = (ROOT / "README.md").read_text(encoding="utf-8").replace("\n    ", "\n")
+    assert any(part in page for part in tables_of("arms", capsys))
 
 
-def solved(runs):
-    """k of n: at least 99.5% of the answers are right at length 128, on each stream."""
-    return f"{sum(min(accuracy([run], 128)) >= 99.5 for run in runs)} of {len(runs)}"
+# --- What cannot be done is refused in one line ---------------------------------------------------
+
+MODEL = str(RESULTS / "models" / "linrnn-S5-seed0")
+REFUSED = [
+    "arms --arm linrnn", "words train S27", "words train Q3", "words eval " + MODEL,
+    "words train S5 --resume nowhere", "scale train S27", "scale train A5x",
+    "beliefs train --group S6", "beliefs eval " + MODEL, "snap --lengths 64:8", "snap nowhere", "unseen certify nowhere",
+    "play nowhere", "programs " + MODEL + " nowhere.py", "actions --arm linrnn", "bench --record yes"]
 
 
-@pytest.mark.parametrize("row", ARMS)
-def test_each_row_of_the_arms_is_what_the_records_say(row):
-    (_, _, told, *numbers), = [line for line in cells(README, 11) if tuple(line[:2]) == row]
-    arm, change, seeds = ARMS[row]
-    runs = records("arms_eased", arm=arm, change=change, millions=15)
-    assert sorted(run["seed"] for run in runs) == [*range(10, 10 + seeds)]
-    assert told == solved(runs)
-    assert numbers == [span([run["tokens"] / 1e6 for run in runs]),
-                       span([run["minutes"] for run in runs]),
-                       *(span(accuracy(runs, length)) for length in (2, 4, 8, 16, 64, 128))]
-
-
-def test_three_times_the_tokens_carry_the_other_arms_as_far_as_readme_says():
-    """None is through. Three seeds each, and one of the Transformer with four layers."""
-    longer = records("arms_eased", millions=45)
-    assert len(longer) == 10 and not any(run["finished"] for run in longer)
-    of = {arm: [run for run in longer if (run["arm"], run["change"]) == (arm, "")]
-          for arm in ("linrnn-beta1", "transformer", "lstm")}
-    past = sum(run["stage_reached"] > 4 for run in of["linrnn-beta1"])
-    assert {arm: len(runs) for arm, runs in of.items()} == dict.fromkeys(of, 3) and past == 2
-    assert ("β ≤ 1 passes (16,2) on two seeds, the Transformer has "
-            f"{span(accuracy(of['transformer'], 8), 0)}% at (8,1), and the LSTM "
-            f"{span(accuracy(of['lstm'], 4), 0)}% at (4,1)") in " ".join(README.split())
-
-
-def test_the_default_command_is_what_five_seeds_recorded():
-    runs = of_full_commands("default")
-    assert sorted(run["seed"] for run in runs) == [10, 11, 12, 13, 14]
-    assert {run["threads"] for run in runs} == {1}
-    shares = {length: span(accuracy(runs, length)) for length in (64, 128, 256)}
-    assert shares[64] == shares[128]
-    assert (f"on five fresh seeds and one core: {shares[64]}% at (64,8) and (128,16), "
-            f"{shares[256]}% at (256,32), in {span([run['minutes'] for run in runs])} minutes"
-            ) in " ".join(README.split())
-
-
-def test_each_row_of_words_is_what_the_records_say():
-    """Those with as many reflections as a word needs."""
-    _, *rows = cells(README, 6)
-    assert len(rows) == 5
-    for name, householders, told, *numbers in rows:
-        group, *swaps = name.split(", ")
-        runs = records("reflections", format="word", group=group, householders=int(householders),
-                       commands="swap" if swaps else "full")
-        assert told == solved(runs)
-        assert numbers == [span([run["minutes"] for run in runs]),
-                           *(span(accuracy(runs, length)) for length in (128, 512))]
-
-
-def test_each_row_of_more_variables_is_what_the_records_say():
-    """The last column counts, on the worst seed, the traces of 8,192 commands that are right to the
-    end if the state is put back after each."""
-    rows = [row for row in cells(README, 9) if re.fullmatch(r"S\d+", row[0])]
-    assert [row[0] for row in rows] == ["S8", "S12", "S16", "S20", "S26"]
-    for group, states, told, minutes, *shares, certified, snapped in rows:
-        runs = records("scale", group=group, commands="full", without="none", model="linrnn")
-        assert float(states.replace(",", "")) == pytest.approx(factorial(int(group[1:])), rel=0.05)
-        assert told == solved(runs)
-        assert minutes == span([run["minutes"] * run["threads"] for run in runs])
-        assert shares == [span(accuracy(runs, length)) for length in (64, 128, 256)]
-        certificates = records("unseen", kind="certificate", group=group, commands="full", depth=16)
-        assert certified == span([row["passed"] for row in certificates if "without" not in row], 0)
-        put_back = rf"snap runs/scale/{group}-full-\S+ --lengths 8192:128 --traces 32 --record"
-        perfect = [run["results"][-1]["perfect"] for run in records("snap")
-                   if re.search(put_back, run["command"])]
-        assert snapped == f"{32 * min(perfect):.0f} of 32"
-
-
-def test_the_table_of_chapters_names_each_of_them():
-    named = re.findall(r"`(\w+)`", " ".join(row[0] for row in cells(README, 2)))
-    assert {*named} >= {*CHAPTERS} and not {*named} - {*CHAPTERS} - {*SPINE} - {"file", "py"}
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_cannot_be_done_is_refused_in_one_line(command, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, *argv = command.split()
+    refused(importlib.import_module(f"experiments.{name}").main, argv)
+    assert not list(tmp_path.iterdir())

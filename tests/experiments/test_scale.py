@@ -1,143 +1,109 @@
-"""The rule for many variables, the runs without a part of it, and the plan for other sizes."""
-
-from unittest.mock import Mock
+"""The easier training traces of many variables, the rule for n, and a run that is made by both."""
 
 import numpy as np
 import pytest
-import torch
+from conftest import session, typed_lines
 
-from data import Group, ReplTask
+import eval
+from data import Group, ReplTask, generator
 from experiments import records, scale
-from experiments.scale import ARMS, Arm, make_recipe, make_task
-from models import LinRNN
+from experiments.groups import points_moved
+from experiments.scale import CELLS, ManyVariables, draw_sparse_commands, plan, rule_for
 
 
-# --- The rule, and the rule without a part --------------------------------------------------------
-
-@pytest.mark.parametrize("part, changed", [
-    ("none", set()), ("rate", {"rate"}), ("reveals", {"reveals"}), ("exchanges", {"exchanges"}),
-    ("last steps", {"last steps"}), ("rehearsal", {"rehearsal", "last steps"}),
-    ("all", {"rate", "reveals", "exchanges", "rehearsal", "heads", "last steps"})])
-def test_an_arm_lacks_the_part_that_it_names_and_nothing_else(part, changed):
-    def parts(task):
-        return {"rate": task.recipe_options.get("lr"),
-                "last steps": task.recipe_options.get("last_steps"),
-                "reveals": task.rule.reveals_in_a_row, "exchanges": task.sparse,
-                "rehearsal": task.rule.sparse_commands, "heads": task.model_options}
-
-    whole, left = parts(make_task(Arm("S12"))), parts(make_task(Arm("S12", without=part)))
-    assert {name for name in whole if whole[name] != left[name]} == changed
-
-
-# --- The runs and their tables --------------------------------------------------------------------
-
-def test_a_study_trains_what_has_no_record_with_the_options_of_the_rule(monkeypatch):
-    def untrained(name, cell, make_model, task, recipe, **_):
-        return None if cell["seed"] == 0 and recipe.lr == 2.5e-3 else (make_model(), {})
-
-    rows = []
-    monkeypatch.setattr(scale, "train_arm", untrained)
-    monkeypatch.setattr(scale, "evaluate_and_print", lambda *_: [])
-    monkeypatch.setattr(scale, "record", lambda name, row: rows.append(row))
-    monkeypatch.setattr(scale, "show", lambda arms: None)
-    monkeypatch.setattr(scale, "ARMS", [Arm("S8", seeds=2), Arm("S8", without="all", seeds=1),
-                                        Arm("S8", model="lstm", seeds=1), Arm("S9")])
-    scale.main(["--run", "--group", "S8"])
-    rule, none, lstm = rows
-    assert (rule["seed"], rule["options"]["heads"], rule["lr"]) == (1, 2, 2.5e-3)
-    assert (none["without"], none["options"]["heads"], none["lr"]) == ("all", 4, 4e-3)
-    assert lstm["options"] == {"d_model": 64, "layers": 1, "conv_width": 11}
-
-
-def test_every_record_is_a_run_of_the_study_and_every_run_has_one():
-    """With the rates and the sizes that the rule, or what is left of it, says."""
+def with_exchange(task, batch):
+    """The numbers of the traces in which a full command moves two variables, by their text."""
     found = []
-    for arm in ARMS:
-        rows = scale.records_of(arm)
-        assert sorted(row["seed"] for row in rows) == list(range(arm.seeds)), arm
-        task = make_task(arm)
-        recipe = make_recipe(arm, task, 0)
-        for row in rows:
-            assert (row["lr"], row["matrix_lr"]) == (recipe.lr, recipe.matrix_lr)
-            assert row["stage_reached"] == len(recipe.curriculum) or not row["finished"]
-            for name in row["options"].keys() & task.model_options.keys():
-                assert row["options"][name] == task.model_options[name]
-        found += rows
-    assert len(found) == len(records("scale"))
+    for number, row in enumerate(batch.inputs):
+        for line in typed_lines(task.decode(row)):
+            left, _, right = line.partition(" = ")
+            pairs = zip(left.split(", "), right.split(", "))
+            if "," in left and "print" not in left and sum(a != b for a, b in pairs) == 2:
+                found.append(number)
+                break
+    return found
 
 
-def test_the_sentences_about_the_records_are_true():
-    """Those of the chapter's first lines."""
-    rule = [arm for arm in ARMS if arm.without == "none" and arm.model == "linrnn"]
-    full = {arm.group: scale.records_of(arm) for arm in rule if arm.commands == "full"}
-    solved = {name: sum(map(scale.is_solved, rows)) for name, rows in full.items()}
-    assert solved == {"S3": 3, "S5": 3, "S8": 3, "S12": 3, "S16": 1, "S20": 2, "S26": 2}
-    assert 0.999 <= min(scale.right_at(row, 64) for rows in full.values() for row in rows)
-
-    tokens = {name: np.mean([row["tokens"] for row in rows]) for name, rows in full.items()}
-    assert round(tokens["S26"] / tokens["S5"], 1) == 14.0
-
-    def waits(without):
-        return [scale.wait(row) for row in scale.records_of(Arm("S12", without=without))]
-    assert min(waits("exchanges")) > 3 * max(waits("none"))
-    assert 1.7 < np.mean(waits("reveals")) / np.mean(waits("none")) < 2.2
+@pytest.mark.parametrize("name, commands, in_a_row", [("S9", "full", 2), ("S12", "swap", 3)])
+def test_a_training_trace_is_a_python_session_with_reveals_in_a_row(name, commands, in_a_row):
+    task = ManyVariables(Group(name), commands)
+    batch = task.training_batch(3, 6, 2, generator(0, "valid"))
+    for row, rest in zip(batch.inputs, batch.targets):
+        text = task.decode([row[0], *rest])
+        assert session(typed_lines(text)) == text
+        assert text.count("print") == 6 // 2 * in_a_row
+    assert (batch.reveals.sum(1) == 6 // 2 * in_a_row).all()
 
 
-# --- The plan -------------------------------------------------------------------------------------
+def test_exchanges_fill_the_stages_with_a_reveal_a_command_and_one_trace_in_sixteen_later():
+    """A uniform command of S12 moves just two variables once in seven million times."""
+    task = ManyVariables(Group("S12"))
 
-def model_of(group, **options):
-    """Its shapes, without memory."""
-    with torch.device("meta"):
-        return LinRNN(len(ReplTask(Group(group)).vocab), **options)
-
-
-def test_the_costs_of_a_step_are_those_of_its_weights_tokens_and_traces():
-    """FLOPs: at least six for each weight and token, two forward and four backward; the scan adds
-    its own. State: layers x heads x K x K numbers of four bytes and conv_width - 1 inputs, for each
-    trace. What is kept for the backward grows with the tokens, and not with the weights."""
-    model = model_of("S3", d_model=12, heads=3, layers=2, conv_width=5)
-    dense = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
-    dense -= model.embedding.weight.numel()
-    flops, kept, state = scale.cost(model, 2, 64)
-    assert 6 * dense * 2 * 64 < flops < 2 * 6 * dense * 2 * 64
-    assert state == 2 * 4 * (2 * 3 * 4 * 4 + 4 * 12)
-    twice, longer, _ = scale.cost(model, 2, 128)
-    assert 1.99 < longer / kept < 2.01 and twice == 2 * flops
+    def found(batch, spacing, task=task):
+        return with_exchange(task, task.training_batch(batch, 96, spacing, generator(0, "valid")))
+    assert found(16, 1) == list(range(16))
+    assert found(16, 8) == [0] and found(17, 2) == [0, 1]
+    assert not with_exchange(task, task.test_batch(16, 96, 1, generator(0, "test")))
+    assert not found(16, 1, ManyVariables(Group("S12"), sparse=False))
 
 
-@pytest.mark.parametrize("name", ["S5", "S8", "S20", "S26"])
-def test_a_plan_is_within_a_factor_of_two_of_the_recorded_minutes(name):
-    """On as many cores as the run had threads; the median of its seeds."""
-    rows = scale.records_of(Arm(name))
-    flops, _, _ = scale.cost(model_of(name, **rows[0]["options"]), 1, 512)
-    seconds = [60 * row["minutes"] * row["threads"] / row["tokens"] for row in rows]
-    assert 0.5 < flops / 512 / scale.ONE_CORE / np.median(seconds) < 2
+def test_with_few_variables_later_stages_are_those_of_the_plain_task():
+    mine, plain = ManyVariables(Group("S5")), ReplTask(Group("S5"))
+    for a, b in zip(mine.training_batch(4, 8, 2, generator(1, "train")),
+                    plain.training_batch(4, 8, 2, generator(1, "train"))):
+        assert np.array_equal(a, b)
 
 
-def test_a_plan_names_weights_and_hours_and_a_group_without_runs_is_refused(capsys, refused):
-    scale.main("--plan --group S3 --d-model 32 --heads 2 --lengths 2:1,4:2 --batch 2 "
-               "--flops 1e6".split())
-    shown = capsys.readouterr().out
-    model = model_of("S3", d_model=32, heads=2, conv_width=6)
-    assert f"{sum(weight.numel() for weight in model.parameters()):,} weights" in shown
-    rows = [line.split() for line in shown.splitlines() if line.lstrip().startswith("(")][1:]
-    for (_, tokens, flops, *_, hours), (length, spacing) in zip(rows, [(2, 1), (4, 2)]):
-        assert int(tokens) == 15 + 9 * length + 11 * length // spacing - 1
-        assert float(hours) == pytest.approx(15000 / 3600 * int(tokens) * float(flops), rel=0.1)
-    refused(scale.main, ["--group", "S4"], "S4", "S3, S5")
+def test_sparse_commands_are_products_of_one_to_n_exchanges_equally_often():
+    """The sign of k exchanges is (-1)^k, so of S3 two products in three are odd: k = 1 and 3."""
+    drawn = draw_sparse_commands(Group("S3"), (60, 50), np.random.default_rng(0))
+    assert drawn.shape == (60, 50, 3)
+    assert (points_moved(drawn) == 2).mean() == pytest.approx(2 / 3, abs=0.03)
 
 
-def test_the_scan_of_a_rounded_model_reads_bfloat16_and_nothing_else_changes(monkeypatch):
-    """q, k and v are numbers that bfloat16 can hold; beta and the state are handed on as they are.
-    """
-    model, scan = LinRNN(7, d_model=8, heads=2), Mock()
-    model.blocks[1].scan = scan
-    monkeypatch.setattr(scale, "load_run", lambda folder: (None, None, model))
-    monkeypatch.setattr(scale, "evaluate_and_print", Mock())
-    scale.main(["--rounded", "RUN"])
+def test_a_head_has_room_for_the_2n_slots_and_the_rates_fall_from_those_of_five_variables():
+    for n in range(3, 27):
+        options, recipe = rule_for(n)
+        width = options.get("d_model", 64) / options.get("heads", 4)
+        assert width == int(width) >= 2 * n and options["conv_width"] > n
+        assert recipe["lr"] == pytest.approx(4e-3 * min(1, 5 / n))
+        assert recipe["matrix_lr"] ** 2 == pytest.approx(0.02**2 * min(1, 5 / n))
 
-    exact = torch.randn(5, 9)  # q, k, v, beta, state
-    model.blocks[1].scan(*exact)
-    read = torch.stack(scan.call_args.args)
-    assert torch.equal(read[:3], exact[:3].bfloat16().float()) and (read != exact)[:3].any()
-    assert torch.equal(read[3:], exact[3:])
+
+def test_each_cell_has_one_record_of_a_model_as_the_rule_makes_it():
+    assert len(records("scale")) == len(CELLS)
+    for cell in CELLS:
+        row, = records("scale", **cell)
+        if cell["seed"] == 0:
+            model = plan(cell)[1]()
+            assert row["parameters"] == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("part, in_a_row, sparse", [
+    ("none", 3, 16), ("reveals", 1, 16), ("exchanges", 3, 0)])
+def test_a_run_lacks_the_part_that_it_names_and_nothing_else(part, in_a_row, sparse):
+    task = plan({"group": "S12", "commands": "full", "without": part, "seed": 0})[0]
+    batch = task.training_batch(16, 48, 1, generator(0, "valid"))
+    assert (batch.reveals.sum(1) == 48 * in_a_row).all()
+    assert len(with_exchange(task, batch)) == sparse
+
+
+def test_a_run_is_read_by_eval_and_goes_on_with_its_own_traces(tmp_path, monkeypatch, refused,
+                                                               small_run):
+    small = {"d_model": 8, "heads": 2}, {"curriculum": [(4, 2)], "batch": 2, "stage_steps": [1]}
+    monkeypatch.setattr(scale, "rule_for", lambda n: small)
+    folder = str(tmp_path / "run")
+    scale.main(f"train S8 --seed 3 --out {folder} --lengths 4:2 --traces 4 --device cpu".split())
+    task, _ = eval.load(folder)
+    assert type(task) is ReplTask and task.group.name == "S8"
+
+    called = []
+    monkeypatch.setattr(scale, "train_run", lambda *arguments: called.append(arguments))
+    scale.main(["train", "--resume", folder])
+    (task, _, config, _), = called
+    assert type(task) is ManyVariables and task.sparse and config["seed"] == 3
+
+    refused(scale.main, ["train"], "group")
+    refused(scale.main, ["train", "A8"], "S<n>", "A8")
+    refused(scale.main, ["train", "S9", "--resume", folder], "S8", "S9")
+    refused(scale.main, ["train", "--resume", small_run], "not a run of this command")

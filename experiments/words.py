@@ -1,0 +1,394 @@
+"""How free must a transition be to hold a group?  Words: a token is a whole group element.
+
+A trace spells a command over many tokens, and each can bring a reflection. A word is one token, so
+one layer must make the whole permutation of it. The first table is a ladder of mixers, from
+diagonal transitions to any rotation. The second has R reflections a token (scan.py, section 4).
+*Learned* is at least 99.5% of the labels at 128 words.
+
+Finding. Eigenvalues in [0, 1] lose even parity (S2), and a diagonal layer with -1 holds it. With as
+many reflections a token as the theory asks for, words of S3, S4, A5 and S5 are learned on all
+seeds; with fewer, on none. What is possible need not be learned soon: two reflections can make the
+words of A5, but on the ladder, with fewer tokens, only four do.
+
+    python -m experiments.words                              the tables, from the records
+    python -m experiments.words --run                        first makes what has no record
+    python -m experiments.words train S5 --householders 4    4 minutes on one core
+    python -m experiments.words eval DIR                     a run of words, at other lengths, too
+
+Sources: Grazzi et al. 2025 (arXiv 2411.12537), theorem 1: parity needs a negative eigenvalue.
+Merrill et al. 2024 (arXiv 2404.08819), theorem 4.2: diagonal transitions, non-solvable groups.
+Siems et al. 2025 (arXiv 2502.10297): R reflections a token.
+
+Next: unseen.py.
+"""
+
+import math
+import string
+from dataclasses import asdict
+from functools import partial, reduce
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import models
+from data import (COMMANDS, Batch, Group, Parser, ReplTask, UserError, draw_commands, run,
+                  run_commands, stages)
+from eval import evaluate_and_print, load_weights, read_checkpoint
+from experiments import (FALLING, RATES, at, chapter, grid, k_of_n, make, minutes, percent, records,
+                         span, table)
+from experiments.groups import index, points_moved, product
+from experiments.plots import BLUE, GREY, NAMES, RED, canvas, dot
+from models import AttentionBlock, DeltaBlock, LanguageModel, LSTMBlock, make_model
+from train import Recipe, add_run_options, config_of_run, options_typed, train_run
+
+LONGEST = 128  # words of a training trace
+LENGTHS = [(128, 1), (256, 1), (512, 1), (1024, 1)]
+
+
+# --- 1. The task ----------------------------------------------------------------------------------
+
+class WordTask:
+    """One token per group element; the label at t is the product of the first t elements.
+
+    This is the older form of the task, on which DeltaProduct and others report. With spacing S only
+    every S-th label counts.
+
+    Raises: UserError if the commands are swaps and the group has none.
+    """
+
+    check = staticmethod(ReplTask.check)
+
+    def __init__(self, group, commands="full"):
+        self.group = group
+        self.commands = commands
+        self.chance = 1 / group.order  # all words are equally likely, and so are all answers
+        self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
+        if commands == "swap":
+            group.transpositions  # refuses a group without them here, not at the first batch
+
+    def test_batch(self, batch, length, spacing, rng):
+        """Uniform words, and their running products."""
+        words = draw_commands(self.group, self.commands, (batch, length), rng)
+        return self.batch_of(words, spacing)
+
+    training_batch = test_batch
+
+    def batch_of(self, words, spacing):
+        """A Batch of words [B, L, n]: their numbers, and those of the running products."""
+        batch, length, _ = words.shape
+        self.check(length, spacing)
+
+        # The answer after each word is a word of the same vocabulary.
+        inputs = index(self.group, words)
+        targets = index(self.group, run_commands(words))
+        counts = np.arange(1, length + 1) % spacing == 0
+        return Batch(inputs, targets, np.tile(counts, (batch, 1)))
+
+
+def group_of(name):
+    """A group as data.Group knows it, or a direct product such as A4xZ5."""
+    return reduce(product, [Group(factor) for factor in name.split("x")])
+
+
+# --- 2. How words are learned with R reflections --------------------------------------------------
+
+class TaughtWords(WordTask):
+    """WordTask whose training shows many short traces, and in large groups easy words first."""
+
+    def training_batch(self, batch, length, spacing, rng):
+        """As a test batch, but shorter traces have more rows, and their words may be easier.
+
+        An exchange takes one reflection, a cycle of five points four. So words that move few points
+        are easy, and a model that can exchange learns the harder words one by one.
+        """
+        # Short traces teach the words: a step of them has as many words as one of the longest. The
+        # rows are a multiple of the batch, which several processes can share.
+        shape = (batch * (LONGEST // length), length)
+        words = draw_commands(self.group, self.commands, shape, rng)
+
+        # Up to A5 easy words would lead away: S4 and A5 are the rotations of a cube and of an
+        # icosahedron, and a rotation in space takes two reflections.
+        if self.group.order > 60 and length <= 16:
+            # Of two words the one that leaves more points in place. So every word is shown.
+            others = draw_commands(self.group, self.commands, shape, rng)
+            easier = points_moved(others) < points_moved(words)
+            words = np.where(easier[..., None], others, words)
+        return self.batch_of(words, spacing)
+
+
+def recipe_of(group, seed):
+    """Short words until they are known, then many steps of 128 words while the rates fall to 0.
+
+    One batch with 80% of the labels ends a stage. Traces of 128 words are not waited for: constant
+    rates keep their accuracy down.
+    """
+    rate = 3e-3
+    patience = {"advance": 0.8, "streak": 1}
+
+    # The few words of S3 and S4 are half known after some dozen steps. A model that went on then
+    # would forget them at 128 words, or would track a quotient only (S3 is one of S4). So it stays
+    # with short words for longer, and takes smaller steps.
+    if group.order <= 24:
+        rate = 2e-3
+        patience = {"advance": 0.9, "streak": 10}
+
+    curriculum = [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (LONGEST, 1)]
+    return Recipe(curriculum=curriculum, batch=4, max_steps=8000, last_steps=5000,
+                  optimizer="adamw", lr=rate, matrix_lr=rate, seed=seed, **patience)
+
+
+def new_config(group="S5", commands="full", householders=4, seed=0):
+    """The names and numbers that determine a run on words."""
+    # Each of the 120 words of S5 needs keys of its own, so the model is wide. A word needs nothing
+    # from the words before it, so there is no local block.
+    options = {"d_model": 128, "heads": 8, "householders": householders, "conv_width": 1}
+    recipe = recipe_of(group_of(group), seed)
+    return {"task": "words", "model": "linrnn", "group": group, "commands": commands,
+            "options": options, **asdict(recipe)}
+
+
+def make_task(config):
+    """The task of a config.  Raises: UserError for a run of another task."""
+    if config.get("task") != "words":
+        raise UserError(f"this is no run of words, but of {config.get('task')}: use the command "
+                        "that made it")
+    return TaughtWords(group_of(config["group"]), config["commands"])
+
+
+def model_of(config, task):
+    """The model of a config before training: its writes begin as reflections.
+
+    At the start of training beta is about 1, and such a write erases what S holds along its key.
+    With R of them a token a few words would empty the state, and a model would learn to do without.
+    """
+    model = make_model(config, task)
+    block = model.blocks[0]
+    with torch.no_grad():
+        # hardsigmoid(b) = 1/2 + b/6: this moves beta from a half to 0.9 of its upper end, 2.
+        betas, _ = block.project.bias[sum(block.sizes[:3]):].chunk(2)
+        betas += 6 * (0.9 - 0.5)
+    return model
+
+
+# --- 3. Mixers beside those of models.py, for the ladder ------------------------------------------
+
+class DiagonalBlock(nn.Module):
+    """h <- a h + b with a in [smallest, 1], then x + W (norm(h) gelu(gate)).
+
+    State: h, [B, D].
+    """
+
+    def __init__(self, d_model, smallest):
+        super().__init__()
+        self.smallest = smallest
+        self.norm = nn.RMSNorm(d_model)
+        self.project = nn.Linear(d_model, 3 * d_model)
+        self.out_norm = nn.RMSNorm(d_model)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def coefficients(self, x):
+        """a, b and the gate of each token: [B, T, D] each."""
+        a, b, gate = self.project(self.norm(x)).chunk(3, -1)
+        return self.smallest + (1 - self.smallest) * F.hardsigmoid(a), b, gate
+
+    def forward(self, x, state=None):
+        a, b, gate = self.coefficients(x)
+        h = torch.zeros_like(b[:, 0]) if state is None else state
+
+        # One token after the other.
+        states = []
+        for a_t, b_t in zip(a.unbind(1), b.unbind(1)):
+            h = a_t * h + b_t
+            states.append(h)
+
+        numbers = torch.stack(states, 1)
+        if numbers.is_complex():
+            numbers = torch.cat([numbers.real, numbers.imag], -1)
+        return x + self.out(self.out_norm(numbers) * F.gelu(gate)), h
+
+
+class RotationBlock(DiagonalBlock):
+    """The same with complex numbers and |a| = 1: h <- exp(i angle) h + b.
+
+    State: h, complex [B, D/2].
+    """
+
+    def __init__(self, d_model):
+        super().__init__(d_model, smallest=-1.0)
+        self.sizes = [d_model // 2, d_model, d_model]
+        self.project = nn.Linear(d_model, sum(self.sizes))
+
+    def coefficients(self, x):
+        """a and b, complex [B, T, D/2]; the gate, [B, T, D]."""
+        angle, b, gate = self.project(self.norm(x)).split(self.sizes, -1)
+        a = torch.polar(torch.ones_like(angle), math.pi * angle)
+        return a, torch.complex(*b.chunk(2, -1)), gate
+
+
+class DenseBlock(nn.Module):
+    """h <- A h with A = exp(W - W^T), any rotation of K dimensions; then x + W' norm(h).
+
+    A permutation of n points is a rotation of n + 1 dimensions, since a further sign can make its
+    determinant 1.  State: h, [B, K].
+    """
+
+    def __init__(self, d_model, width):
+        super().__init__()
+        self.norm = nn.RMSNorm(d_model)
+        self.project = nn.Linear(d_model, width * width)
+        self.start = nn.Parameter(torch.randn(width))
+        self.out = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, d_model, bias=False))
+
+    def forward(self, x, state=None):
+        W_KK = self.project(self.norm(x)).unflatten(-1, (len(self.start), -1))
+        A_KK = torch.linalg.matrix_exp(W_KK - W_KK.mT)
+
+        h = self.start.expand(len(x), -1) if state is None else state
+        states = []
+        for step_KK in A_KK.unbind(1):
+            h = (step_KK @ h.unsqueeze(-1)).squeeze(-1)
+            states.append(h)
+        return x + self.out(torch.stack(states, 1)), h
+
+
+# --- 4. The studies -------------------------------------------------------------------------------
+
+RUNGS = {  # width of the model, layers, and what makes a mixer
+    "diagonal, 0 to 1": (64, 1, lambda: DiagonalBlock(64, smallest=0.0)),
+    "diagonal, -1 to 1": (64, 1, lambda: DiagonalBlock(64, smallest=-1.0)),
+    "rotations": (64, 1, lambda: RotationBlock(64)),
+    "1 reflection": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=1)),
+    "2 reflections": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=2)),
+    "4 reflections": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=4)),
+    "dense": (64, 1, lambda: DenseBlock(64, width=8)),
+    "lstm": (60, 1, lambda: LSTMBlock(60)),
+    "transformer": (56, 2, lambda: AttentionBlock(56, heads=4))}
+LADDER = grid(group=["S2", "S3", "A5"], arm=[*RUNGS], millions=[1.5], seed=range(3))
+
+
+def plan_ladder(cell):
+    """Uniform words. The stages double in length, from 2 to 64."""
+    task = WordTask(Group(cell["group"]))
+    curriculum = [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 1)]
+    rates = RATES.get(cell["arm"], RATES["linrnn"])
+    recipe = Recipe(curriculum=curriculum, batch=64, max_steps=10**6, seed=cell["seed"], **rates)
+    width, layers, make_mixer = RUNGS[cell["arm"]]
+    model = partial(LanguageModel, len(task.vocab), width, layers, 8, make_mixer)
+    return task, model, recipe, [(64, 1), (256, 1)]
+
+
+REFLECTIONS = [
+    *grid(group=["S3", "S4", "A5", "S5"], commands=["full"], householders=[1, 2, 3, 4],
+          millions=[7], seed=range(10, 13)),
+    *grid(group=["S3", "S4"], commands=["full"], householders=[2], millions=[7], seed=[13, 14]),
+    *grid(group=["S5"], commands=["full"], householders=[4], millions=[7], seed=[13, 14]),
+    *grid(group=["S5"], commands=["swap"], householders=[1, 2, 3, 4], millions=[7],
+          seed=range(10, 13))]
+
+
+def plan_reflections(cell):
+    """What `words train` does without further options."""
+    config = new_config(cell["group"], cell["commands"], cell["householders"], cell["seed"])
+    task = make_task(config)
+    recipe = recipe_of(task.group, cell["seed"])
+    return task, partial(model_of, config, task), recipe, LENGTHS
+
+
+def make_missing():
+    make("ladder", LADDER, plan_ladder)
+    make("reflections", REFLECTIONS, plan_reflections, **FALLING)
+
+
+# --- 5. The tables and the picture ----------------------------------------------------------------
+
+def show():
+    table("Words, trained to 64 of them with at most 1.5 million tokens: labels right in %",
+          records("ladder"), ["group", "arm"],
+          {"chance": chance(64), "at 64": percent(64), "at 256": percent(256)})
+
+    table("Words, trained to 128 of them with R reflections a token: labels right in %, and whole "
+          "traces",
+          records("reflections"), ["group", "commands", "householders"],
+          {"chance": chance(128), "learned": k_of_n(is_learned), "minutes": minutes,
+           "at 128": percent(128), "at 512": percent(512), "whole at 256": percent(256, "perfect"),
+           "whole at 512": percent(512, "perfect")})
+
+
+def is_learned(row):
+    """Whether words of the length of training are right, up to one label in 200."""
+    return at(row, 128)["all"] >= 0.995
+
+
+def chance(length):
+    """A column of a table: labels right by a guess, in %."""
+    return lambda rows: span([100 * at(row, length)["chance"] for row in rows])
+
+
+def picture():
+    """The ladder, for three groups: labels right at 64 and at 256 tokens, rung by rung."""
+    rungs = [*RUNGS]
+    names = [NAMES.get(rung, rung.replace("dense", "dense rotation")) for rung in rungs]
+    figure, (panels,) = canvas("Only four reflections a token read A5; a diagonal layer with "
+                               "eigenvalues\nin [0, 1] loses even parity (S2)", 1, 3, (9, 4.6),
+                               sharey=True)
+    for axes, group in zip(panels, ("S2", "S3", "A5")):
+        for row in records("ladder", group=group):
+            for length, marker, colour in [(64, "o", BLUE), (256, "x", RED)]:
+                dot(axes, at(row, length)["all"], rungs.index(row["arm"]), marker, colour)
+        axes.axvline(1 / Group(group).order, color=GREY, linestyle="--", linewidth=0.9)
+        axes.set(title=group, xlim=(0, 1.04), yticks=range(len(rungs)), yticklabels=names)
+    figure.supxlabel("labels right at   o  64,   x  256 tokens; trained to 64; dashed: chance")
+    return figure
+
+
+# --- 6. The command line --------------------------------------------------------------------------
+
+def train_words(argv):
+    """words train GROUP: a run folder, and its closing table."""
+    parser = Parser(prog="python -m experiments.words train",
+                    description="Train a linear RNN on words of a group.")
+    add = parser.add_argument
+    add("group", nargs="?", help="S<n>, A<n>, Z<n>, D<n>, or a product such as A4xZ5 (S5)")
+    add("--commands", choices=COMMANDS, help="all elements, or exchanges only (full)")
+    add("--householders", type=int, help="reflections a token, R (4)")
+    add("--seed", type=int, help="of the traces, and of the weights to begin with (0)")
+    add_run_options(parser)
+    typed = options_typed(parser, argv)
+
+    if "resume" in typed:
+        config = config_of_run(typed)
+    else:
+        chosen = ("group", "commands", "householders", "seed")
+        config = new_config(**{name: typed[name] for name in chosen if name in typed})
+    task = make_task(config)
+    train_run(task, model_of(config, task), config, typed, LENGTHS, **FALLING)
+
+
+def eval_words(argv):
+    """words eval DIR: the table of eval.py, for a run of words."""
+    parser = Parser(prog="python -m experiments.words eval",
+                    description="Evaluate a run of words.")
+    add = parser.add_argument
+    add("run", help="a run folder, made by words train")
+    add("--lengths", type=stages, default=LENGTHS, help="LENGTH:1,... (128:1 to 1024:1)")
+    add("--traces", type=int, default=256, help="fresh traces for each length (256)")
+    add("--seed", type=int, default=0, help="of the traces (0)")
+    args = parser.parse_args(argv)
+
+    config = read_checkpoint(args.run)["config"]
+    task = make_task(config)
+    model = load_weights(model_of(config, task), args.run)
+    for length, spacing in args.lengths:
+        task.check(length, spacing)
+    evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
+
+
+def main(argv=None):
+    chapter(__doc__, show, make_missing, commands={"train": train_words, "eval": eval_words},
+            argv=argv)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,121 @@
+"""Words: labels are products, training starts easy, and the ladder's mixers are what they claim."""
+
+import json
+
+import eval
+import numpy as np
+import pytest
+import torch
+from data import Group, generator
+from experiments import groups, records, where, words
+from models import LanguageModel
+from train import Recipe
+
+
+# --- The task -------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, commands", [("S4", "full"), ("S4", "swap"), ("A4xZ5", "full")])
+def test_the_label_after_each_word_is_the_product_so_far(name, commands):
+    """By lists of Python: a word g turns the state s into [s[g[0]], s[g[1]], ...]."""
+    task = words.WordTask(words.group_of(name), commands)
+    inputs, targets, counts = task.test_batch(6, 9, 3, generator(0, "test"))
+    for row, labels in zip(inputs, targets):
+        state = list(range(task.group.degree))
+        for word, label in zip(row, labels):
+            state = [state[i] for i in task.group.elements[word]]
+            assert state == task.group.elements[label].tolist()
+    assert counts.tolist() == 6 * [[False, False, True] * 3]
+
+    moved = groups.points_moved(task.group.elements[np.unique(inputs)])
+    assert (moved == 2).all() if commands == "swap" else len(moved) > 15
+    assert task.chance == 1 / len(task.vocab) == 1 / task.group.order
+
+
+@pytest.mark.parametrize("name, easy_to", [("S5", 16), ("A5", 0)])
+def test_training_shows_easy_words_of_large_groups_in_short_traces_only(name, easy_to):
+    """Of two words the one that moves fewer points, and yet every word; as many words a stage."""
+    task = words.TaughtWords(Group(name))
+    uniform = groups.points_moved(task.group.elements).mean()
+    for length in (2, 16, 32, 128):
+        inputs = task.training_batch(50, length, 1, generator(0, "train")).inputs
+        assert inputs.shape == (50 * 128 // length, length)
+        assert len(np.unique(inputs)) == task.group.order
+        moved = groups.points_moved(task.group.elements[inputs]).mean()
+        assert moved < uniform - 0.3 if length <= easy_to else abs(moved - uniform) < 0.1
+
+
+def test_writes_begin_as_reflections_and_nothing_else_is_moved():
+    """beta is near 0.9 of 2, and all other weights are those of the seed."""
+    config = words.new_config("S3", householders=3, seed=4)
+    task = words.make_task(config)
+    model, plain = words.model_of(config, task), words.make_model(config, task)
+    _, _, _, beta = model.blocks[0].inputs_of_scan(model.embedding(torch.arange(6)[None]))
+    assert beta.shape == (1, 8, 6, 3) and 1.7 < beta.mean() < 1.9
+    moved = [(weight != plain.get_parameter(name)).sum().item()
+             for name, weight in model.named_parameters()]
+    assert sum(moved) == 8 * 3
+
+
+# --- The mixers of the ladder ---------------------------------------------------------------------
+
+@pytest.mark.parametrize("rung", words.RUNGS)
+def test_a_stream_in_pieces_is_the_whole(rung):
+    """State out, state in, at places that no mixer's own chunks know."""
+    width, layers, make_mixer = words.RUNGS[rung]
+    model = LanguageModel(7, width, layers, 8, make_mixer).double()
+    tokens = torch.randint(7, (2, 40))
+    state, pieces = None, []
+    for piece in tokens.tensor_split([1, 3, 30], 1):
+        logits, state = model.stream(piece, state)
+        pieces.append(logits)
+    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
+
+
+def test_each_transition_is_as_free_as_its_name_says():
+    """Diagonal: a in [smallest, 1], both reached. Rotations: |a| = 1. Dense: lengths are kept."""
+    x = 100 * torch.randn(2, 40, 64)
+    for smallest in (-1.0, 0.0):
+        block = words.DiagonalBlock(64, smallest)
+        block.project.weight.data *= 100
+        a, _, _ = block.coefficients(x)
+        assert a.min() == smallest and a.max() == 1
+    a, _, _ = words.RotationBlock(64).coefficients(x)
+    assert (a.abs() - 1).abs().max() < 1e-6 and a.angle().std() > 0.5
+
+    block = words.DenseBlock(64, width=5).double()
+    _, h = block(x.double())
+    assert (h.norm(dim=-1) - block.start.norm()).abs().max() < 1e-10
+    assert (h - block.start).abs().max() > 0.1
+
+
+# --- The command and the records ------------------------------------------------------------------
+
+def test_a_run_of_words_is_read_by_its_own_command_only(tmp_path, monkeypatch, capsys, refused,
+                                                         small_run):
+    """--resume and eval print the table of the training; eval.py and other runs are refused."""
+    short = Recipe(curriculum=[(2, 1), (4, 1)], stage_steps=[2, 3], batch=2)
+    monkeypatch.setattr(words, "recipe_of", lambda group, seed: short)
+    folder = tmp_path / "run"
+    lengths = ["--lengths", "4:1,6:1", "--traces", "3"]
+    tables = []
+    for command in (["train", "S3", "--householders", "2", "--device", "cpu", "--out", folder],
+                    ["train", "--resume", folder, "--device", "cpu"], ["eval", folder]):
+        words.main([*map(str, command), *lengths])
+        tables.append([line for line in capsys.readouterr().out.splitlines()
+                       if "(4,1)" in line or "(6,1)" in line or "along" in line])
+    result = json.loads((folder / "results.json").read_text())
+    assert f"{result['results'][0]['all']:.4f}" in tables[0][0]
+    assert result["config"]["options"]["householders"] == 2
+    assert tables[0] == tables[1] == tables[2]
+
+    refused(eval.main, [folder], "words")
+    refused(words.main, ["eval", small_run], "traces")
+    refused(words.main, ["train", "--resume", folder, "--householders", "3"], "householders")
+
+
+def test_each_cell_has_one_record_and_each_record_its_cell():
+    """So --run makes nothing twice, and no table reads what no plan makes."""
+    for name, cells in [("ladder", words.LADDER), ("reflections", words.REFLECTIONS)]:
+        rows = records(name)
+        assert {len(where(rows, **cell)) for cell in cells} == {1}
+        assert all(any(cell.items() <= row.items() for cell in cells) for row in rows)

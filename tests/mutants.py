@@ -1,0 +1,116 @@
+"""Plausible wrong variants, each with the test that must kill it.
+
+    python tests/exercises.py mutants [--only WORD]      ten minutes for all of them
+
+A row has what the file says, what it would say, and words that the name of the test contains. For a
+lecture: show a row, and ask which law it breaks, and how small a case would show it. The tests of a
+spine file stand in tests/test_FILE, those of a chapter in tests/experiments/test_CHAPTER.
+"""
+
+import tempfile
+from pathlib import Path
+
+from exercises import ROOT, copy_project, failure
+
+TABLE = {
+    "data.py": [
+        ("return np.take_along_axis(g, h, -1)", "return np.take_along_axis(h, g, -1)",
+         "first_g_then_h"),
+        ("[:, spacing - 1::spacing]", "[:, ::spacing]", "interpreter_prints"),
+        ("tokens[:, 1:], reveals[:, 1:])", "tokens[:, 1:], reveals[:, :-1])", "interpreter_prints"),
+        ("key=len, reverse=True)", "key=len)", "interpreter_prints"),
+        ("key = (PURPOSES[purpose], *key)", "key = (PURPOSES[purpose],)", "seed_purpose_and_key")],
+    "scan.py": [
+        ("L_NCC = (beta_k_NCK @ k_NCK.mT)", "L_NCC = (k_NCK @ k_NCK.mT)", "equals_the_loop"),  # (4)
+        ("k_NCK.mT).tril_() @ d_NCV", "k_NCK.mT).tril_(-1) @ d_NCV", "equals_the_loop"),  # (8)
+        ("G_NKV = torch.stack(G[::-1], -3)", "G_NKV = torch.stack(G, -3)", "equals_the_loop"),
+        ("(0, 0, 0, missing)", "(0, 0, missing, 0)", "equals_the_loop"),
+        ("b.unsqueeze(-1) * (v_V - stored_V)", "b.unsqueeze(-1) * v_V - stored_V",
+         "are_the_definition"),
+        ("exchange_key(place, commands + n", "exchange_key(commands, place + n",
+         "swap_machine_tracks")],
+    "models.py": [
+        ("k = unit(k)", "k = k", "delta_block"),
+        ("return q, k, gamma.unsqueeze(-1) * v,", "return q, k, v,", "delta_block"),
+        (".tril(past)", ".tril(past + 1)", "ragged_pieces"),
+        ("window[:, window.shape[1] - reach:]", "window[:, :reach]", "ragged_pieces"),
+        ("hidden = F.gelu(self.up(", "hidden = (self.up(", "mlp_is_its_docstring")],
+    "eval.py": [
+        ("perfect = right.all(1)", "perfect = right.any(1)", "stops_tracking"),
+        ("model.stream(piece, state)", "model.stream(piece)", "in_pieces_and_without")],
+    "train.py": [
+        ("if accuracy > recipe.advance else 0", "if accuracy > recipe.advance else self.streak",
+         "stage_ends"),
+        ("average.module if average.n_averaged else model", "model", "mean_of_the_last_stage"),
+        ("            optimizer.zero_grad()", "            pass", "clipped_gradient"),
+        ('average.load_state_dict(checkpoint["average"])', "pass", "cut_and_resumed")],
+    "experiments/groups.py": [
+        ("data.compose(group.elements[g], group.elements[h])",
+         "data.compose(group.elements[h], group.elements[g])", "numbers_compose")],
+    "experiments/words.py": [
+        ("points_moved(others) < points_moved(words)", "points_moved(others) > points_moved(words)",
+         "easy_words")],
+    "experiments/beliefs.py": [
+        ("survived / evidence[:, None]", "survived", "exact_filter"),
+        ("rng.random((batch, length)) < probability", "rng.random((batch, length)) < 0.5",
+         "coin_falls")],
+    "experiments/inside.py": [
+        ("left[each, :, j] = -torch.inf", "pass", "nearest_permutation")],
+    "experiments/snap.py": [
+        ("torch.where(rows, self.image.correct(held), held)", "self.image.correct(held)",
+         "put_back_where_it_is_due")],
+    "experiments/unseen.py": [
+        ("self.batch_of(self.unseen,", "self.batch_of(self.seen,", "seen_commands")],
+    "experiments/supervision.py": [
+        ("right.view(-1, answer_width).all(-1)", "right.view(-1, answer_width).any(-1)",
+         "all_its_tokens")],
+}
+
+
+def tests_of(file):
+    """The file of the tests that judge this file."""
+    if file == "experiments/groups.py":
+        return "tests/experiments/test_course.py"
+    return str(Path("tests", file).with_name(f"test_{Path(file).name}"))
+
+
+def survivors(word=""):
+    """Have each mutant killed whose row has this word. Returns: how many are alive.
+
+    Raises: ValueError unless each old text stands once in its file, and a test has the words.
+    """
+    mutants = [(file, *row) for file, rows in TABLE.items() for row in rows
+               if word in f"{file} {row}"]
+    if not mutants:
+        raise ValueError(f"no row has {word!r}")
+    for file, old, new, words in mutants:
+        if (ROOT / file).read_text(encoding="utf-8").count(old) != 1 or old == new:
+            raise ValueError(f"not once in {file}: {old}")
+        if words not in (ROOT / tests_of(file)).read_text(encoding="utf-8"):
+            raise ValueError(f"no test of {tests_of(file)} is about {words}")
+
+    # What fails without any mutant would kill them all.
+    for file in dict.fromkeys(file for file, *_ in mutants):
+        words = " or ".join(row[-1] for row in mutants if row[0] == file)
+        told = outcome_of(file, "", "", words)
+        if told:
+            raise ValueError(f"{tests_of(file)} fails without any mutant: {told}")
+
+    alive = 0
+    for number, (file, old, new, words) in enumerate(mutants, 1):
+        killed = outcome_of(file, old, new, words)
+        alive += not killed
+        what = "killed  " if killed else "SURVIVES"
+        print(f"{number:2} {what} {file}: {old}  ->  {new}", flush=True)
+    print(f"{len(mutants) - alive} of {len(mutants)} killed")
+    return alive
+
+
+def outcome_of(file, old, new, words):
+    """What the tests with these words say of a copy with new in place of old; None if all pass."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = copy_project(place)
+        source = (copy / file).read_text(encoding="utf-8")
+        changed = source.replace(old, new) if old else source
+        (copy / file).write_text(changed, encoding="utf-8")
+        return failure(copy, tests_of(file), words)
