@@ -46,6 +46,7 @@ from data import COMMANDS, Group, Parser, UserError, generator, run, stages
 from eval import COLUMNS, LENGTHS, device_of, evaluate, print_table, read_checkpoint
 from models import MODELS, find_device, make
 
+COMMAND = "python train.py"
 WARMUP = 50  # steps over which the learning rates rise from 0
 LOG_EVERY = 10  # steps
 SAVE_EVERY = 50  # steps
@@ -117,10 +118,9 @@ class Progress:
         """
         self.step += 1
         self.stage_step += 1
-        passed = False
         if accuracy is not None:
             self.streak = self.streak + 1 if accuracy > recipe.advance else 0
-            passed = self.streak == recipe.streak  # once: a longer streak does not pass again
+        passed = self.streak >= recipe.streak
         if passed:
             self.learned = self.stage + 1
 
@@ -219,7 +219,7 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
             length, spacing = recipe.curriculum[stage]
             rng = generator(recipe.seed, "train", progress.step)
             drawn = task.training_batch(recipe.batch, length, spacing, rng)
-            batch = to_tensors(rows_of_process(drawn), device_of(model))
+            batch = to_tensors(drawn, device_of(model))
 
             # Measure: the loss, its gradient, and the norm of the gradient. A longer one is cut to
             # the length 1, so that a single odd batch cannot throw the weights far away.
@@ -286,13 +286,19 @@ def total_steps(recipe, progress):
 
 
 def to_tensors(batch, device):
-    """The traces of a batch on the device. What else a task may have put there stays as it is."""
-    # contiguous: inputs and targets are two views of one array, one token apart.
-    traces = {}
+    """The traces of this process, as tensors on the device."""
+    # Of two processes the first takes the rows 0, 2, 4, ..., of all arrays of the batch.
+    rank, processes = this_process()
+    parts = {}
+    for name, part in batch._asdict().items():
+        if isinstance(part, np.ndarray):
+            parts[name] = part[rank::processes]
+
+    # What else a task may have put there stays an array. contiguous: inputs and targets are two
+    # views of one array, one token apart.
     for name in ("inputs", "targets", "reveals"):
-        array = torch.from_numpy(getattr(batch, name))
-        traces[name] = array.to(device).contiguous()
-    return batch._replace(**traces)
+        parts[name] = torch.from_numpy(parts[name]).to(device).contiguous()
+    return batch._replace(**parts)
 
 
 def make_optimizers(model, recipe):
@@ -435,15 +441,6 @@ def share_gradients(network, recipe):
     return DistributedDataParallel(network) if processes > 1 else network
 
 
-def rows_of_process(batch):
-    """The share of this process: of two processes the first takes the rows 0, 2, 4, ..."""
-    rank, processes = this_process()
-    parts = []
-    for part in batch:
-        parts.append(part[rank::processes] if isinstance(part, np.ndarray) else part)
-    return batch._make(parts)
-
-
 def mean_over_processes(metrics, device):
     """The same numbers in each process, so that all leave a stage together."""
     _, processes = this_process()
@@ -486,7 +483,7 @@ def main(argv=None):
     add_run_options(parser)
 
     typed = options_typed(parser, argv)
-    config = config_of_run(typed) if "resume" in typed else new_config(typed)
+    config = config_of_run(typed, COMMAND) if "resume" in typed else new_config(typed)
     train_run(*make(config), config, typed)
 
 
@@ -514,11 +511,11 @@ def new_config(typed):
 
     recipe = Recipe(**rates | {part.name: typed[part.name] for part in fields(Recipe)
                                if part.name in typed})
-    return {"task": "traces", "model": name, "group": group.name,
+    return {"command": COMMAND, "task": "traces", "model": name, "group": group.name,
             "commands": typed.get("commands", "full"), "options": options, **asdict(recipe)}
 
 
-# What a training command of one's own shares with this one: these options, and these functions.
+# What a training command of one's own shares with this one: the options, and the functions below.
 
 def add_run_options(parser):
     """Where a run lies, and what it is tested on."""
@@ -537,9 +534,13 @@ def options_typed(parser, argv):
     return {name: value for name, value in args.items() if value is not None}
 
 
-def config_of_run(typed):
+def config_of_run(typed, command):
     """The config of the run that --resume names.  Raises: UserError for an option that differs."""
     config = read_checkpoint(typed["resume"])["config"]
+    if config.get("command") != command:
+        raise UserError(f"the run in {typed['resume']} was not made by {command}: resume it by the "
+                        "command that made it")
+
     known = {**config, **config.get("options", {})}
     for name, value in typed.items():
         if name not in ("resume", "device", "lengths", "traces") and known.get(name) != value:

@@ -6,7 +6,7 @@
     >>> b = 2
     >>> c = 3
     >>> a, b, c = c, a, b          a command, to be copied from the listing
-    >>> a, b, c                    the question, after every S commands
+    >>> a, b, c                    the question, after each command
     (3, 1, 2)                      the state, to be tracked
 
 A model is trained on texts of 4 to 16 commands with a question after each, by next-token
@@ -40,7 +40,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from data import Group, ReplTask, draw_commands, generator, next_tokens, run
+from data import Group, ReplTask, draw_commands, generator, next_tokens, run, run_commands
 from experiments import (FALLING, RATES, chapter, grid, make, millions, minutes, records, span,
                          table, where)
 from experiments.plots import COLOURS, NAMES, canvas, draw, ticks_at
@@ -55,9 +55,9 @@ SHORTEST = 4  # commands of a training text
 # --- 1. The task ----------------------------------------------------------------------------------
 
 class ActionTask(ReplTask):
-    """A listing of all commands, then the session. Accuracy counts commands and states.
+    """A listing of all commands, then the session, with the whole state after each command.
 
-    A text has T = L (2n + 2) + 5n + L (2n + 3) + (2n + 5) L/S tokens.
+    A text has T = L (2n + 2) + 5n + L (4n + 8) tokens. The spacing is always 1.
     """
 
     def __init__(self, group):
@@ -67,50 +67,38 @@ class ActionTask(ReplTask):
         self.comma_value_tokens = np.array([self.encode(text)[0] for text in comma_values])
 
     def test_batch(self, batch, length, spacing, rng):
-        """Uniform commands, and all variables are asked for: [B, L/S, n]."""
-        self.check(length, spacing)
-        commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        """Uniform commands. What cannot be guessed counts: right-hand sides, and states."""
+        commands = draw_commands(self.group, "full", (batch, length), rng)
+        lines = self.command_tokens(commands)
+        session = np.concatenate([lines, self.state_tokens(run_commands(commands))], -1)
+        listing = lines[..., 1:]  # without the prompts
+        start = np.tile(self.start_tokens(), (batch, 1))
+        tokens = np.hstack([listing.reshape(batch, -1), start, session.reshape(batch, -1)])
+
         n = self.group.degree
-        asked = np.broadcast_to(np.arange(n), (batch, length // spacing, n))
-        return next_tokens(*self.write(commands, asked))
+        roles = self.roles(length)
+        counted = roles == STATE
+        counted[roles == COMMAND] = ([False] * (n + 1) + [True] * n + [False]) * length
+        return next_tokens(tokens, np.tile(counted, (batch, 1)))
 
     def training_batch(self, batch, length, spacing, rng):
         """A batch has one length, drawn from 4 commands to those of the stage."""
-        lengths = [L for L in range(spacing, length + 1, spacing) if L >= SHORTEST]
-        return self.test_batch(batch, rng.choice(lengths), spacing, rng)
+        return self.test_batch(batch, rng.choice(range(SHORTEST, length + 1)), spacing, rng)
 
-    def answers(self, commands, asked):
-        """The whole state, variable by variable."""
-        each = [super(ActionTask, self).answers(commands, one) for one in np.moveaxis(asked, -1, 0)]
-        return np.stack(each, -1)
+    def state_tokens(self, states):
+        """`>>> a, b, c` and its output `(3, 1, 2)`: [..., n] -> [..., 2n + 5]."""
+        names = self._names(np.arange(self.group.degree))
+        first = self.value_tokens[states[..., 0]]
+        later = np.moveaxis(self.comma_value_tokens[states[..., 1:]], -1, 0)
+        return self._line(states.shape[:-1], ">>> ", *names, "\n", "(", first, *later, ")", "\n")
 
-    def reveal_tokens(self, asked, answers):
-        """`>>> a, b, c` and its output `(3, 1, 2)`: [..., n], [..., n] -> [..., 2n + 5]."""
-        first = self.value_tokens[answers[..., 0]]
-        later = np.moveaxis(self.comma_value_tokens[answers[..., 1:]], -1, 0)
-        return self._line(asked.shape[:-1], ">>> ", *self._names(asked), "\n",
-                          "(", first, *later, ")", "\n")
-
-    def assemble(self, lines, asked, answers):
-        """The listing is the commands without their prompts."""
-        session, _ = super().assemble(lines, asked, answers)
-        batch, length = lines.shape[:2]
-        listing = lines[..., 1:].reshape(batch, -1)
-
-        # Of a command the right-hand side counts. All else of it can be guessed.
-        n = self.group.degree
-        roles = self.roles(length, length // asked.shape[1])
-        counted = roles == STATE
-        counted[roles == COMMAND] = ([False] * (n + 1) + [True] * n + [False]) * length
-        return np.hstack([listing, session]), np.tile(counted, (batch, 1))
-
-    def roles(self, length, spacing):
+    def roles(self, length):
         """GIVEN, COMMAND (but its prompt) or STATE (its values), the same in all texts: [T]."""
         n = self.group.degree
         command = [GIVEN] + [COMMAND] * (2 * n + 2)
-        reveal = [GIVEN] * (n + 3) + [STATE] * n + [GIVEN] * 2
+        question = [GIVEN] * (n + 3) + [STATE] * n + [GIVEN] * 2
         before = [GIVEN] * (length * (2 * n + 2) + 5 * n)  # the listing and the first lines
-        return np.array(before + (command * spacing + reveal) * (length // spacing))
+        return np.array(before + (command + question) * length)
 
 
 # --- 2. A hybrid ----------------------------------------------------------------------------------
@@ -128,39 +116,41 @@ class Hybrid(LanguageModel):
 
 @torch.no_grad()
 def generate(model, tokens, free):
-    """What the model says at each place, and what it read: [B, T] each.
+    """What the model says at each place: [B, T].
 
     It reads its own word at the places that are `free`, bool [T], and the true one elsewhere. The
     true words up to the next free place are streamed in one piece. Place 0 must not be free.
     """
-    batch, length = tokens.shape
-    said = tokens.new_zeros(batch, length + 1)  # at the end a word for the place behind the text
     read = tokens.clone()
+    said = [tokens[:, :1]]
     state = None
     begin = 0
-    for end in [*np.flatnonzero(free), length]:
+    for end in [*np.flatnonzero(free), tokens.shape[1]]:
         logits, state = model.stream(read[:, begin:end], state)
-        said[:, begin + 1:end + 1] = logits.argmax(-1)
-        if end < length:
-            read[:, end] = said[:, end]
+        said.append(logits.argmax(-1))
+        read[:, end:end + 1] = said[-1][:, -1:]  # no place at the end of the text
         begin = end
-    return said[:, :-1], read
+    return torch.cat(said, 1)[:, :-1]
 
 
-def evaluate_mode(model, task, length, mode, traces=32):
-    """The shares of the commands and of the states after them that are right, as a row."""
-    batch = task.test_batch(traces, length, 1, generator(0, "test", length, 1))
-    truth = torch.from_numpy(np.hstack([batch.inputs[:, :1], batch.targets]))
-    roles = task.roles(length, 1)
-    said, _ = generate(model, truth, np.isin(roles, MODES[mode]))
-    equal = (said == truth).numpy()
+def evaluate_modes(model, task, lengths, traces=32):
+    """A row for each length and each mode: the shares of commands and of states that are right."""
+    rows = []
+    for length in lengths:
+        batch = task.test_batch(traces, length, 1, generator(0, "test", length, 1))
+        truth = torch.from_numpy(np.hstack([batch.inputs[:, :1], batch.targets]))
+        roles = task.roles(length)
+        for mode, spoken in MODES.items():
+            said = generate(model, truth, np.isin(roles, spoken))
+            equal = (said == truth).numpy()
 
-    # A command or a state is right if all of its tokens are.
-    row = {"mode": mode, "length": length, "traces": traces}
-    for name, role in [("commands", COMMAND), ("states", STATE)]:
-        right = equal[:, roles == role].reshape(traces, length, -1).all(-1)
-        row[name] = float(right.mean())
-    return row
+            # A command or a state is right if all of its tokens are.
+            row = {"mode": mode, "length": length, "traces": traces}
+            for name, role in [("commands", COMMAND), ("states", STATE)]:
+                right = equal[:, roles == role].reshape(traces, length, -1).all(-1)
+                row[name] = float(right.mean())
+            rows.append(row)
+    return rows
 
 
 # --- 4. The study ---------------------------------------------------------------------------------
@@ -177,7 +167,7 @@ def plan(cell):
     shares = {4: 0.15, 8: 0.15, 16: 0.7}  # of the tokens
     steps = []
     for length, share in shares.items():
-        tokens = np.mean([len(task.roles(drawn, 1)) for drawn in range(SHORTEST, length + 1)])
+        tokens = np.mean([len(task.roles(drawn)) for drawn in range(SHORTEST, length + 1)])
         steps.append(round(share * 1e6 * MILLIONS[cell["group"]] / 16 / tokens))
 
     rates = RATES["linrnn" if cell["arm"] == "hybrid" else cell["arm"]]
@@ -185,11 +175,6 @@ def plan(cell):
                     seed=cell["seed"], **rates)
     make_model = partial(ARMS[cell["arm"]], len(task.vocab), conv_width=task.conv_width)
     return task, make_model, recipe, LENGTHS
-
-
-def evaluate_modes(model, task, lengths):
-    """A row for each length and each mode."""
-    return [evaluate_mode(model, task, length, mode) for length in lengths for mode in MODES]
 
 
 def make_missing():
@@ -211,14 +196,14 @@ def guess(rows):
     return f"{100 / Group(rows[0]['group']).order:.1f}"
 
 
-def tokens_said(length):
-    """What a text costs: its tokens, and those that a model must say, one after the other."""
-    print(f"\nTokens of a text of {length} commands, and how many of them the model says\n\n"
-          "group  text   own  forced")
+def costs():
+    """What a text of 64 commands costs: its tokens, and those that a model must say one by one."""
+    rows = []
     for group in MILLIONS:
-        roles = ActionTask(Group(group)).roles(length, 1)
-        own, forced = [np.isin(roles, spoken).sum() for spoken in MODES.values()]
-        print(f"{group:>5}{len(roles):6,}{own:6,}{forced:8,}")
+        roles = ActionTask(Group(group)).roles(64)
+        said = {mode: str(np.isin(roles, spoken).sum()) for mode, spoken in MODES.items()}
+        rows.append({"group": group, "text": len(roles), **said})
+    return rows
 
 
 def show():
@@ -228,27 +213,25 @@ def show():
         table(f"Actions {mode}: {what} right in %, by the number of commands; three seeds", rows,
               ["group", "arm"], {"million tokens": millions, "minutes": minutes, **columns,
                                  "guess": guess})
-    tokens_said(64)
+    table("Tokens of a text of 64 commands, and how many of them the model says", costs(),
+          ["group", "text", *MODES], {})
 
 
 def picture():
-    """Own commands that are right, and states after forced commands, by the length."""
-    figure, panels = canvas("No arm copies listings of 32 commands, twice the longest in training;"
-                            "\nthe hybrid goes on tracking the state at 64", 2, 2, (9, 6.6),
-                            sharey=True)
-    for line, group in zip(panels, MILLIONS):
-        for axes, mode, what in zip(line, MODES, ["commands", "states"]):
-            found = {}
-            for arm in ARMS:
-                shares = []
-                for row in records("actions", arm=arm, group=group):
-                    tests = where(row["results"], mode=mode)
-                    shares.append([test[what] for test in tests])
-                found[NAMES[arm]] = LENGTHS, shares, COLOURS[arm]
-            axes.set(ylim=(0, 1.02), xlabel=f"commands in the listing, {group}",
-                     ylabel=f"{what} right, actions {mode}")
-            draw(axes, found, chance=1 / Group(group).order, trained=16, named=mode == "forced")
-            ticks_at(axes, LENGTHS)
+    """S5: own commands that are right, and states after forced commands, by the length."""
+    figure, (panels,) = canvas("No arm copies listings of 32 commands, twice the longest in "
+                               "training;\nthe hybrid goes on tracking the state at 64", 1, 2,
+                               (9, 3.8), sharey=True)
+    for axes, mode, what in zip(panels, MODES, ["commands", "states"]):
+        found = {}
+        for arm in ARMS:
+            rows = records("actions", arm=arm, group="S5")
+            shares = [[test[what] for test in where(row["results"], mode=mode)] for row in rows]
+            found[NAMES[arm]] = LENGTHS, shares, COLOURS[arm]
+        axes.set(ylim=(0, 1.02), xlabel="commands in the listing, S5",
+                 ylabel=f"{what} right, actions {mode}")
+        draw(axes, found, chance=1 / 120, trained=16, named=mode == "forced")
+        ticks_at(axes, LENGTHS)
     return figure
 
 

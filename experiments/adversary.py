@@ -1,22 +1,21 @@
 """Do trained models keep a belief?  The paper's adversary, and what training shows of it.
 
 The adversary repeats one cycle: an exchange behind a coin of 1/2, which never happens, and a
-`print` of one of the two variables. The belief ahead of each reveal is the same. The paper says
-that linear RNNs, which cannot divide, can be worse here than non-linear ones. A quarter of the
+`print` of the first of the two variables. The belief ahead of each reveal is the same. The paper
+says that linear RNNs, which cannot divide, can be worse here than non-linear ones. A quarter of the
 training batches are repetitions of the cycle, too. In honest ones the coin falls as it falls: k
 equal reveals then have probability 2^-k. Forced ones are runs of equal reveals, as in the test.
 
-Training and test always show the FIRST variable of the pair. So this is one pattern: whether a
-model that keeps it would keep another one is not tested here.
+Training and test show the same pattern, the FIRST of the pair. Whether a model that keeps it would
+keep another one is not tested here.
 
-A run has learned the task if it is within 0.1 nats of the filter on random programs of its own
-training length, (16,4). It keeps the belief if it has learned, and is within 0.05 at cycle 64.
-
-Finding, on swaps of S3. All 27 linear RNNs with beta <= 2 and 7 of 9 with beta <= 1 have learned,
-and none of 40 LSTMs and Transformers, so the study cannot compare linear with non-linear. Of those
-that have learned none of 10 keeps the belief after honest repetitions, and 20 of 21 do where
-training forces runs of up to 16 cycles or more. So linearity alone does not decide: hold_pair, a
-head of the delta rule built by hand, keeps the belief for ever.
+Finding, on swaps of S3. A run has learned if it is within 0.1 nats of the filter on random programs
+of its training length, (16,4). It keeps the belief if it is also within 0.05 nats at cycle 64. All
+27 linear RNNs with beta <= 2 and 7 of 9 with beta <= 1 have learned, and none of 40 LSTMs and
+Transformers, so the study cannot compare linear with non-linear. Of those that have learned none of
+10 keeps the belief after honest repetitions, and 20 of 21 do where training forces runs of up to 16
+cycles or more. So linearity alone does not decide: hold_pair, a head of the delta rule built by
+hand, keeps the belief for ever.
 
     python -m experiments.adversary          # the table, from results/adversary.jsonl
     python -m experiments.adversary --run    # makes what is missing, 1 to 12 minutes a run
@@ -34,13 +33,10 @@ import torch
 from data import Group, draw_commands, generator, run
 from experiments import FALLING, chapter, grid, k_of_n, make, records, span, table, where
 from experiments.beliefs import CoinTask, evaluate, kl_from, loss_of
-from experiments.plots import COLOURS, GREY, NAMES, canvas, count, draw, ticks_at
+from experiments.plots import BLUE, GREEN, RED, canvas, count, draw, ticks_at
 from models import LSTM, LinRNN, Transformer
 from scan import delta_rule_recurrent, exchange_key
 from train import Recipe
-
-IGNORED = -100  # the target of a token that counts in no loss: cross_entropy's own
-REPEAT = 0.25  # share of the batches of sparse stages that are repetitions
 
 
 # --- 1. The task ----------------------------------------------------------------------------------
@@ -48,24 +44,20 @@ REPEAT = 0.25  # share of the batches of sparse stages that are repetitions
 class RepetitionTask(CoinTask):
     """CoinTask, in which a quarter of the batches of stages with S > 1 are repetitions.
 
-    It adds to CoinTask other schedules, that is kinds of programs. Beside `random`, where all is
-    uniform, a schedule begins with S certain commands and a reveal. Then come again and again the
-    same exchange, behind a coin of 1/2, and the same reveal, of the first of the two variables.
+    It adds to CoinTask other schedules, that is kinds of programs. All but the first begin with S
+    certain commands and a reveal. Then come again and again the same exchange, behind a coin of
+    1/2, and the same reveal, of the first of the two variables.
 
+        random       all is uniform, as in CoinTask
         adversarial  no coin lets the exchange happen
         honest       each coin falls as it falls
         forced       as adversarial, but the last coin is honest
 
-    repetitions: those of training. They have S = 1.
-        honest       `cycles` cycles
-        forced       1 to `cycles` cycles, uniformly, and one more with the honest coin. Only its
-                     reveal counts in the loss.
-        half         half of the repetitions are honest, half are forced
-
-    schedule, an attribute, says what test_batch draws.
+    Training has S = 1 in its repetitions: honest ones of `cycles` cycles, forced ones of 1 to
+    `cycles` cycles and one more with the honest coin, or half of each.
     """
 
-    schedule = "random"
+    schedule = "random"  # what test_batch draws
 
     def __init__(self, group, commands="full", uncertain=0.25, cycles=4, repetitions="honest"):
         super().__init__(group, commands, uncertain)
@@ -76,7 +68,7 @@ class RepetitionTask(CoinTask):
         return self.batch_of(self.draw(batch, length, spacing, rng, self.schedule))
 
     def training_batch(self, batch, length, spacing, rng):
-        if spacing == 1 or rng.random() >= REPEAT:
+        if spacing == 1 or rng.random() >= 0.25:
             return self.batch_of(self.draw(batch, length, spacing, rng))
 
         schedule = self.repetitions
@@ -98,21 +90,21 @@ class RepetitionTask(CoinTask):
         if schedule == "random":
             return program
 
-        # One exchange for each trace. Its first variable is the one that is shown.
+        # One exchange for each trace, whose first variable is shown.
         exchange = draw_commands(self.group, "swap", (batch,), rng)
         first = (exchange != np.arange(self.group.degree)).argmax(1)
         program.commands[:, spacing:] = exchange[:, None]
         program.asked[:] = first[:, None]
 
         # How the coins fall.
-        probability = np.full((batch, length), 0.5)
-        probability[:, :spacing] = 1
-        executed = probability == 1
+        program.probability[:] = 0.5
+        program.probability[:, :spacing] = 1
+        program.executed[:] = program.probability == 1
         if schedule == "honest":
-            executed |= rng.random((batch, length)) < 0.5
+            program.executed[:] |= rng.random((batch, length)) < 0.5
         if schedule == "forced":
-            executed[:, -1] = rng.random(batch) < 0.5
-        return program._replace(probability=probability, executed=executed)
+            program.executed[:, -1] = rng.random(batch) < 0.5
+        return program
 
 
 def only_last_reveal(traces):
@@ -120,18 +112,16 @@ def only_last_reveal(traces):
 
     The forced reveals before it would teach that coins never fall.
     """
-    others = traces.reveals[0].nonzero()[0][:-1]  # their places are the same in all traces
-    targets = traces.targets.copy()
-    reveals = traces.reveals.copy()
-    targets[:, others] = IGNORED
-    reveals[:, others] = False
-    return traces._replace(targets=targets, reveals=reveals)
+    last = traces.reveals.copy()
+    last[:, :-2] = False  # a trace ends with the answer and a new line
+    targets = np.where(traces.reveals & ~last, -100, traces.targets)  # cross_entropy skips -100
+    return traces._replace(targets=targets, reveals=last)
 
 
 # --- 2. A linear recurrence can keep a belief -----------------------------------------------------
 
-def hold_pair(shown, start, x=0, y=1):
-    """A head of the delta rule, built by hand, that keeps the belief about one pair for ever.
+def hold_pair(shown, start):
+    """A head of the delta rule, built by hand, that keeps the belief about a pair for ever.
 
     Rows of S are variables, columns are values. Coin and reveal have one key, with beta = 1:
 
@@ -143,18 +133,17 @@ def hold_pair(shown, start, x=0, y=1):
     The key never touches the sum of the two rows, which is all that the belief needs. What a reveal
     writes, the next coin erases. So nothing is halved, and nothing adds up.
 
-    Shapes: shown integer [cycles], the values that x shows; start integer [n], the first values
+    Shapes: shown integer [cycles], the values that x = 0 shows; start integer [n], the first values
             -> what is read of x ahead of each reveal, and after it: [cycles, n] each, float64.
     """
     cycles, n = len(shown), len(start)
-    k = exchange_key(torch.tensor(x), torch.tensor(y), n).expand(2 * cycles, n)
+    k = exchange_key(*torch.tensor([0, 1]), n).expand(2 * cycles, n)
     v = torch.zeros(cycles, 2, n, dtype=k.dtype)  # the coin, then the reveal
     v[torch.arange(cycles), 1, shown] = 0.5**0.5
-    q = torch.eye(n, dtype=k.dtype)[x].expand(2 * cycles, n)
+    identity = torch.eye(n, dtype=k.dtype)
+    q = identity[0].expand(2 * cycles, n)
     beta = torch.ones(2 * cycles, dtype=k.dtype)
-    S_0 = torch.eye(n, dtype=k.dtype)[start]
-
-    read, _ = delta_rule_recurrent(q, k, v.flatten(0, 1), beta, S_0)
+    read, _ = delta_rule_recurrent(q, k, v.flatten(0, 1), beta, identity[start])
     return read[0::2], read[1::2]
 
 
@@ -210,11 +199,6 @@ LEARNED = 0.1  # nats on random programs of (16,4)
 KEPT = 0.05  # nats at cycle 64; a coin that is taken for certain costs 0.69 and more
 
 
-COLUMNS = {  # title: schedule of the test, and the cycle, or None for all reveals of its traces
-    "(16,4)": ("random", None), "cycle 64": ("adversarial", 64), "cycle 256": ("adversarial", 256),
-    "honest 64": ("honest", 64)}
-
-
 def nats(row, schedule, cycle=None):
     """KL from the filter of a run: at one cycle, or the mean over all reveals of the traces."""
     test, = where(row["results"], schedule=schedule)
@@ -236,75 +220,48 @@ def kept(rows):
     return count([row for row in rows if has_learned(row)], keeps)
 
 
+def column(*test):
+    """A column of the table: nats."""
+    return lambda rows: span([nats(row, *test) for row in rows], 3)
+
+
 def show():
+    task = RepetitionTask(Group("S3"), "swap")
+    best = task.test_batch(256, 16, 4, generator(0, "test", 16, 4)).best
     rows = records("adversary")
     rows.sort(key=lambda row: (row["arm"], row["repetitions"], row["cycles"]))
-    columns = {"learned": k_of_n(has_learned), "kept": kept}
-    for title, test in COLUMNS.items():
-        columns[title] = lambda rows, test=test: span([nats(row, *test) for row in rows], 3)
-
-    guessed = guess()
-    chance = [f"{nats(guessed, *test):.3f}" for test in COLUMNS.values()]
     table("KL from the filter in nats, least-greatest of the seeds: random programs, cycles of\n"
           "the adversary, honest coins. Always the first of the pair is shown, as in training.\n"
           f"Learned: at most {LEARNED} at (16,4). Kept, of those: at most {KEPT} at cycle 64.\n"
-          f"A uniform guess has {', '.join(chance)}.",
-          rows, ["arm", "repetitions", "cycles"], columns)
+          f"A uniform guess has {kl_from(best, 1 / 3).mean():.3f} at (16,4), and at each cycle "
+          f"{np.log(3 / 2):.3f}.",
+          rows, ["arm", "repetitions", "cycles"],
+          {"learned": k_of_n(has_learned), "kept": kept, "(16,4)": column("random"),
+           "cycle 64": column("adversarial", 64), "cycle 256": column("adversarial", 256),
+           "honest 64": column("honest", 64)})
 
     ahead, _ = hold_pair(torch.zeros(4096, dtype=torch.long), torch.arange(3))
     belief = [round(share, 6) for share in ahead[-1].tolist()]
     print(f"\nhold_pair, built by hand, ahead of the reveal of cycle 4,096: {belief}")
 
 
-def guess():
-    """A row, as the records have them, of a uniform guess of the value."""
-    task = RepetitionTask(Group("S3"), "swap")
-    results = []
-    for schedule, (length, spacing), traces in TESTS:
-        task.schedule = schedule
-        batch = task.test_batch(traces, length, spacing, generator(0, "test", length, spacing))
-        kl = kl_from(batch.best, 1 / 3)
-        results.append({"schedule": schedule, "kl": kl.mean(), "kl_by_position": kl.mean(0)})
-    return {"results": results}
-
-
 def picture():
-    """KL by cycle of the runs that have learned, a panel for each kind of repetitions."""
-    panels_of = {("honest", 32): "honest, 32 cycles", ("honest", 64): "honest, 64 cycles",
-                 ("forced", 32): "forced, up to 32 cycles", ("half", 4): "half of each, up to 4",
-                 ("half", 32): "half of each, up to 32", ("half", 64): "half of each, up to 64"}
-    rows = [row for row in records("adversary")
-            if has_learned(row) and (row["repetitions"], row["cycles"]) in panels_of]
-    honest = where(rows, repetitions="honest")
-    forced = [row for row in rows if row["repetitions"] != "honest" and row["cycles"] >= 32]
-    figure, panels = canvas(
-        "Shown the first of the pair, as in training, linear RNNs that have learned keep the "
-        f"belief to cycle 64\non {count(honest, keeps)} seeds after honest repetitions, and on "
-        f"{count(forced, keeps)} where runs of up to 32 or 64 cycles are forced",
-        2, 3, (9.5, 7), sharey=True)
+    """KL by cycle of the linear RNNs, beta <= 2, after repetitions of up to 32 cycles."""
+    found = {}
+    seeds = {}
+    for kind, colour in zip(KINDS, (RED, BLUE, GREEN)):
+        rows = records("adversary", arm="linrnn", repetitions=kind, cycles=32)
+        kl = [where(row["results"], schedule="adversarial")[0]["kl_by_position"] for row in rows]
+        found[kind] = range(1, 257), [by_cycle[1:] for by_cycle in kl], colour
+        seeds[kind] = count(rows, keeps)
 
-    lines = {}
-    for axes, ((kind, cycles), title) in zip(panels.flat, panels_of.items()):
-        found = {}
-        for arm in ("linrnn", "linrnn-beta1"):
-            kl = []
-            for row in where(rows, arm=arm, repetitions=kind, cycles=cycles):
-                test, = where(row["results"], schedule="adversarial")
-                kl.append(test["kl_by_position"][1:])
-            if kl:
-                found[NAMES[arm]] = range(1, 1 + len(kl[0])), kl, COLOURS[arm]
-        draw(axes, found, named=False)
-        axes.axhline(np.log(3 / 2), color=GREY, linestyle="--", label="a uniform guess")
-        axes.axvline(cycles, color=GREY, linestyle=":", label="most cycles in training")
-        axes.set_title(title, fontsize=11)
-        axes.set(yscale="log", ylim=(5e-4, 4), xlabel="cycles of the adversary")
-        ticks_at(axes, [1, 4, 16, 64, 256])
-        handles, names = axes.get_legend_handles_labels()
-        lines.update(zip(names, handles))
-
-    for axes in panels[:, 0]:
-        axes.set_ylabel("KL(filter, model) in nats")
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=4, frameon=False)
+    figure, ((axes,),) = canvas(
+        f"Linear RNNs keep the belief to cycle 64 on {seeds['honest']} seeds after honest\n"
+        f"repetitions, on {seeds['forced']} after forced ones, on {seeds['half']} after both")
+    axes.set(yscale="log", xlabel="cycles of the adversary, the first of the pair shown",
+             ylabel="KL(filter, model) in nats")
+    draw(axes, found, chance=np.log(3 / 2), trained=32)
+    ticks_at(axes, [1, 4, 16, 64, 256])
     return figure
 
 

@@ -4,8 +4,8 @@
     ...                                         an empty line ends the command, as in any session
 
 The reader sees the coin, but not how it fell. What can be known is a belief: a probability for
-each state. The exact filter computes it by Bayes' rule, and with it the best prediction of each
-reveal. A model, or a representation, is measured against the filter: KL, in nats.
+each state. The exact filter computes it by Bayes' rule. A model, or a representation, is measured
+against the filter: KL, in nats.
 
 Finding. Without Bayes' division the belief follows a linear recurrence, which is exact until its
 numbers underflow, after 149 halvings in float32. A rescaled scan, as linear and as parallel,
@@ -26,7 +26,6 @@ Next: adversary.py, where models are trained on these traces.
 """
 
 import json
-import math
 from dataclasses import asdict
 from functools import cached_property
 from typing import NamedTuple
@@ -34,18 +33,17 @@ from typing import NamedTuple
 import eval as evaluation
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from data import (COMMANDS, Group, Parser, ReplTask, UserError, draw_commands, generator,
                   next_tokens, run, stages)
 from experiments import FALLING, chapter, groups, table
 from models import MODELS, make_model
 from train import (Recipe, add_run_options, config_of_run, next_token_loss, options_typed,
-                   train_run)
+                   to_tensors, train_run)
 
+COMMAND = "python -m experiments.beliefs train"
 COINS = [0.25, 0.5, 0.75]  # the probabilities that an uncertain command may show
 LENGTHS = [(16, 4), (64, 4), (128, 4)]  # where a belief is tested
-MAX_STATES = 120  # of the exact filter: S5. S6 would have 720, and 36 times the work at each step
 
 
 # --- 1. The filter of any automaton ---------------------------------------------------------------
@@ -64,42 +62,29 @@ class PFSA(NamedTuple):
     start: np.ndarray  # [Q] a distribution
 
     def filter(self, symbols):
-        """The exact belief ahead of each symbol, and the log of each symbol's evidence, |Z b|_1.
-
-        Shapes: symbols [B, T] -> beliefs [B, T, Q], log-evidence [B, T], both float64.
-        Raises: ValueError at a reveal that the symbols before it make impossible.
-        """
-        batch, length = symbols.shape
-        beliefs = np.empty((batch, length, len(self.start)))
-        evidence = np.empty((batch, length))
-        belief = np.broadcast_to(self.start, (batch, len(self.start)))
-
-        for t in range(length):
-            beliefs[:, t] = belief
-            with np.errstate(invalid="ignore"):  # 0 / 0 is refused in the next lines
-                evidence[:, t], belief = self.step(belief, symbols[:, t])
-            if not evidence[:, t].all():
-                raise ValueError(f"symbol {t} of a trace fits no state that those before it allow")
-        return beliefs, np.log(evidence)
+        """The exact belief ahead of each symbol: [B, T] -> [B, T, Q], float64."""
+        belief = np.tile(self.start, (len(symbols), 1))
+        beliefs = []
+        for symbol in symbols.T:
+            beliefs.append(belief)
+            belief = self.step(belief, symbol)
+        return np.stack(beliefs, 1)
 
     def step(self, belief, symbol):
-        """One symbol: the state is revealed, and then it moves.
+        """One symbol: the state is revealed, and then it moves: b <- T Z b / |Z b|_1.
 
-        e = |Z b|_1    the probability of what the symbol says
-        b <- T Z b / e
-        Shapes: belief [B, Q], symbol integer [B] -> e [B], belief [B, Q]; 0 / 0 where e = 0.
+        Shapes: belief [B, Q], symbol integer [B] -> belief [B, Q].
         """
         survived = belief * self.rho[symbol]
-        evidence = survived.sum(1)
+        evidence = survived.sum(1)  # the probability of what the symbol says
         posterior = survived / evidence[:, None]
-        moved = self.delta[symbol] @ posterior[..., None]
-        return evidence, moved[..., 0]
+        return (self.delta[symbol] @ posterior[..., None])[..., 0]
 
 
 # --- 2. The task ----------------------------------------------------------------------------------
 
 class Program(NamedTuple):
-    """The random choices behind traces. All traces have equally many uncertain commands."""
+    """The random choices behind traces."""
     commands: np.ndarray  # [B, L, n]
     asked: np.ndarray  # [B, L/S] the variable of each reveal
     probability: np.ndarray  # [B, L] that a command is executed; at 1 the line shows no coin
@@ -118,10 +103,9 @@ class CoinTask(ReplTask):
     """REPL traces in which a share of the commands stands behind `if random() < p: `.
 
     It adds to ReplTask the coins and the filter. `uncertain` is the share of the commands, not the
-    probability p of a coin. Each p is uniform over COINS. A coin adds four tokens to its command.
-    One trace mixes certain and uncertain commands.
+    probability p of a coin: each p is uniform over COINS. A coin adds four tokens to its command.
 
-    Raises: UserError for a group that is too large, or a share that is none.
+    Raises: UserError for a group of more than 120 elements.
     """
 
     # A colon belongs to the number before it.
@@ -129,11 +113,9 @@ class CoinTask(ReplTask):
                     *(f"{coin}: " for coin in COINS)]
 
     def __init__(self, group, commands="full", uncertain=0.25):
-        if group.order > MAX_STATES:
-            raise UserError(f"the exact filter of {group.name} would keep {group.order:,} "
-                            f"probabilities: refused above {MAX_STATES} states (S5)")
-        if not 0 <= uncertain <= 1:
-            raise UserError(f"uncertain is a share of the commands, 0 to 1; got {uncertain}")
+        if group.order > 120:  # S5. S6 would be 36 times the work at each step
+            raise UserError("the exact filter keeps a probability for each of the "
+                            f"{group.order:,} states of {group.name}: refused above 120 (S5)")
         super().__init__(group, commands)
         self.conv_width = 2 * group.degree + 3  # a whole command
         self.uncertain = uncertain
@@ -154,8 +136,7 @@ class CoinTask(ReplTask):
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
 
-        # Every trace has the same number of coins, uncertain L rounded up or down at random. So all
-        # traces have the same number of tokens.
+        # All traces have equally many coins, and so equally many tokens.
         behind_coins = int(self.uncertain * length + rng.random())
         places = rng.random((batch, length)).argsort(1) < behind_coins
         probability = np.where(places, rng.choice(COINS, (batch, length)), 1)
@@ -190,16 +171,10 @@ class CoinTask(ReplTask):
         happened = np.where(program.executed[..., None], program.commands, stays)
         return self.answers(happened, program.asked)
 
-    # The filter of these traces.
-
     def best_predictions(self, program):
-        """What the exact filter expects at each reveal: [B, L/S, n].
-
-        p(value | all lines before, the variable asked for). No other prediction has a smaller
-        expected loss -log p(answer).
-        """
+        """p(value | all lines before) at each reveal, by the exact filter: [B, L/S, n]."""
         spacing = program.commands.shape[1] // program.asked.shape[1]
-        beliefs, _ = self.automaton.filter(self.symbols(program))
+        beliefs = self.automaton.filter(self.symbols(program))
         ahead = beliefs[:, spacing::spacing + 1]  # of each reveal: [B, L/S, Q]
         holds = self.group.elements.T[:, :, None] == np.arange(self.group.degree)  # [n, Q, n]
         return (ahead[..., None, :] @ holds[program.asked])[..., 0, :]
@@ -240,11 +215,10 @@ class CoinTask(ReplTask):
 
 # --- 3. Two linear representations ----------------------------------------------------------------
 #
-# A command mixes the entries of a belief, and a reveal deletes the states that it excludes. Both
-# are matrices with entries >= 0. Without Bayes' division the belief is linear, the paper's JOINT
+# Without Bayes' division the belief is linear in the one before it, the paper's JOINT
 # representation:
 #
-#     h_t = A_t h_{t-1}          |h_t|_1 = probability of all that was revealed up to t         (1)
+#     h_t = A_t h_{t-1},   A = T Z        |h_t|_1 = probability of all that was revealed        (1)
 #
 # That is exact, and it dies: every reveal that had probability 1/2 halves h, until its numbers are
 # 0. An n x n matrix of MARGINALS, H_ij = P(variable i holds value j), is smaller than Q = n!:
@@ -253,14 +227,9 @@ class CoinTask(ReplTask):
 #     i shows value j:   H <- (I - e_i e_i^T) H (I - e_j e_j^T) + e_i e_j^T                     (3)
 #
 # If g exchanges two variables, (1 - p) I + p P_g = I - 2p k k^T: a coin flip IS a step of the delta
-# rule, with beta = 2p. A fair coin is beta = 1, forgetting; every coin p > 1/2 needs beta > 1. Not
-# so (3): it erases a column as well, which a step from the left cannot do. The rows and columns of
-# H no longer sum to 1 after (3); the decoder repairs that, outside of the recurrence.
-
-def joint_matrices(automaton, symbols):
-    """A = T Z of each symbol, for equation (1): [...] -> [..., Q, Q], float64."""
-    return torch.from_numpy(automaton.delta[symbols] * automaton.rho[symbols][..., None, :])
-
+# rule, with beta = 2p. Not so (3): it erases a column as well, which a step from the left cannot
+# do. After (3) the rows and columns of H no longer sum to 1; the decoder repairs that, outside of
+# the recurrence.
 
 def marginal_predictions(task, program):
     """What marginals in float64, with Sinkhorn's decoder, expect at each reveal: [B, L/S, n]."""
@@ -278,7 +247,6 @@ def marginal_predictions(task, program):
             ahead.append(H)
             H = show_value(H, asked[:, reveal], answers[:, reveal])
 
-    # The row of the variable that is asked for, at all reveals at once.
     decoded = sinkhorn(torch.stack(ahead, 1))  # [B, L/S, n, n]
     return decoded.take_along_dim(asked[..., None, None], 2).squeeze(2).numpy()
 
@@ -292,8 +260,9 @@ def flip_coin(H, g, p):
 
 def show_value(H, i, j):
     """The marginals after variable i shows the value j: H [..., n, n], i and j integer [...]."""
-    e_i = F.one_hot(i, H.shape[-1]).to(H.dtype).unsqueeze(-1)
-    e_j = F.one_hot(j, H.shape[-1]).to(H.dtype).unsqueeze(-2)
+    e = torch.eye(H.shape[-1], dtype=H.dtype)
+    e_i = e[i].unsqueeze(-1)
+    e_j = e[j].unsqueeze(-2)
     return (1 - e_i) * H * (1 - e_j) + e_i * e_j                                               # (3)
 
 
@@ -311,70 +280,57 @@ def sinkhorn(H):
 #
 # Is the underflow of (1) the price of linearity? Bayes divides at every step, which is not linear,
 # but f(x) = x / |x|_1 commutes with matrices, f(A f(x)) = f(A x): WHEN one divides is free. So let
-# a pair (M, s) stand for the matrix M diag(2^s). Pairs compose, and composition is associative,
+# a pair (M, s) stand for the matrix M diag(e^s), where the columns of M have the sum 1. Pairs
+# compose, and composition is associative, so there is a parallel scan:
 #
-#     first (M_1, s_1), then (M_2, s_2):   (M_2 diag(2^(s_2 - c)) M_1, s_1 + c)                 (4)
+#     first (M_1, s_1), then (M_2, s_2):   (M_2 W, s_1 + c),   W diag(e^c) = diag(e^s_2) M_1    (4)
 #
-# with any c for each column. So there is a parallel scan, and c keeps every column near 1. Powers
-# of two round nothing. Each column has a scale of its own, since column j is the belief of a reader
-# who began in state j. Two beginnings that fit the reveals unequally well drift apart without
-# bound.
-
-NEVER = -2**40  # the scale of a column of zeros: this beginning is excluded
-
+# Column j of M is the belief of a reader who began in state j, and s_j the log-probability of what
+# this reader has seen. Readers who began in different states drift apart without bound.
 
 def rescaled_scan(A_TKK, h_K):
     """Equation (1) at every t at once, in any number format, for any length.
 
-    After round r every pair spans 2^r tokens, so ceil(log2 T) rounds make all products from the
-    start (Hillis and Steele 1986).
+    After round r every pair spans 2^r tokens (Hillis and Steele 1986).
     Shapes: A [T, K, K] with entries >= 0, h [K] -> f(h_t) [T, K], and log |h_t|_1 [T], float64
     """
-    zeros_TK = A_TKK.new_zeros(A_TKK.shape[:-1], dtype=torch.int64)
-    M_TKK, s_TK = rescale(A_TKK, zeros_TK, zeros_TK)
+    M_TKK, s_TK = pair(A_TKK, torch.zeros_like(h_K))
 
     span = 1
     while span < len(M_TKK):
         # The first `span` pairs begin at the start: they are done.
-        earlier = M_TKK[:-span], s_TK[:-span]
-        later = M_TKK[span:], s_TK[span:]
-        joined_M, joined_s = compose(earlier, later)
+        joined_M, joined_s = compose((M_TKK[:-span], s_TK[:-span]), (M_TKK[span:], s_TK[span:]))
         M_TKK = torch.cat([M_TKK[:span], joined_M])
         s_TK = torch.cat([s_TK[:span], joined_s])
         span *= 2
 
     # The start is a pair, too: a matrix of one column.
-    start = h_K.unsqueeze(-1), s_TK.new_zeros(1)
-    h_TK1, s_T1 = compose(start, (M_TKK, s_TK))
-    h_TK = h_TK1.squeeze(-1)
-    norm_T1 = h_TK.sum(-1, keepdim=True)
-    log_norm_T1 = norm_T1.double().log() + s_T1.double() * math.log(2)
-    return h_TK / norm_T1, log_norm_T1.squeeze(-1)
+    h_TK1, s_T1 = compose((h_K.unsqueeze(-1), h_K.new_zeros(1)), (M_TKK, s_TK))
+    return h_TK1.squeeze(-1), s_T1.squeeze(-1)
 
 
 def compose(first, then):
     """The pair that acts as `first`, then as `then`: equation (4)."""
     M1_KV, s1_V = first
     M2_KK, s2_K = then
-    M1_KV, s_V = rescale(M1_KV, s2_K, s1_V)
-    return rescale(M2_KK @ M1_KV, torch.zeros_like(s2_K), s_V)                                 # (4)
+    W_KV, c_V = pair(M1_KV, s2_K)
+    return M2_KK @ W_KV, s1_V + c_V                                                            # (4)
 
 
-def rescale(M_KV, s_K, s_V):
-    """diag(2^s_K) M diag(2^s_V) as a pair, the largest entry of each column in [1/2, 1).
-
-    Shapes: M [..., K, V]; s_K, s_V int64 [..., K], [..., V]. Zeros have no scale of their own.
-    """
-    mantissa_KV, exponent_KV = torch.frexp(M_KV)
-    exponent_KV = torch.where(mantissa_KV != 0, exponent_KV + s_K.unsqueeze(-1), NEVER)
-    c_V = exponent_KV.amax(-2)
-    below_KV = (exponent_KV - c_V.unsqueeze(-2)).clamp_min(-2000)  # ldexp reads 32 bits only
-    return torch.ldexp(mantissa_KV.expand_as(below_KV), below_KV), s_V + c_V
+def pair(M_KV, s_K):
+    """diag(e^s_K) M as a pair.  Shapes: M [..., K, V], s [..., K] -> [..., K, V], [..., V]."""
+    log_KV = M_KV.double().log() + s_K.unsqueeze(-1)
+    c_V = log_KV.logsumexp(-2).clamp_min(-1e30)  # a column of zeros stays one
+    return (log_KV - c_V.unsqueeze(-2)).exp().to(M_KV.dtype), c_V
 
 
 # --- 5. How they end ------------------------------------------------------------------------------
 
-LONG = 100_000  # steps of the rescaled scan
+# A = T Z in the paper's figure 9, of its only symbol: it reveals that the state is 2 or 3, and then
+# the state leaks to 1 with probability 1/2.
+LEAK = torch.tensor([[0, 0.5, 0.5],
+                     [0, 0.5, 0],
+                     [0, 0, 0.5]])
 
 
 def show():
@@ -386,15 +342,12 @@ def show():
                      "figure 10, marginals": marginals})
     table("The reveal after which a number that each reveal halves is 0", rows, [*rows[0]], {})
 
-    # Here (1) has long been 0. The paper has p = 1/2, which would change exponents only.
-    p = 0.3
-    A = joint_matrices(leak(p), [0]).float().expand(LONG, 3, 3)
-    belief, evidence = rescaled_scan(A, torch.tensor([0, 0.5, 0.5]))
-    truth = [p, (1 - p) / 2, (1 - p) / 2]
-    log_truth = (LONG - 1) * math.log(1 - p)  # the first reveal is certain
-    print(f"\nThe rescaled scan, float32, {LONG:,} steps of figure 9 with a leak of {p}\n\n"
-          f"log |h| {evidence[-1]:.3f}, exactly {log_truth:.3f}\n"
-          f"belief {[round(share, 6) for share in belief[-1].tolist()]}, exactly {truth}")
+    steps = 100_000  # (1) has long been 0
+    beliefs, log_norm = rescaled_scan(LEAK.expand(steps, 3, 3), torch.tensor([0, 0.5, 0.5]))
+    exactly = (steps - 1) * np.log(0.5)  # the first reveal is certain
+    print(f"\nThe rescaled scan, float32, {steps:,} steps of figure 9\n\n"
+          f"log |h| {log_norm[-1]:.3f}, exactly {exactly:.3f}\n"
+          f"belief {beliefs[-1].tolist()}, exactly [0.5, 0.25, 0.25]")
 
     rows = []
     for group in ("S3", "S5"):
@@ -417,8 +370,8 @@ def underflow(dtype):
     Marginal, figure 10: a cycle exchanges the variables 2 and 3 with probability 1/2, and then 2
     shows its old value. So H_33 halves, while the true belief is the same after each cycle.
     """
-    A = joint_matrices(leak(0.5), 0).to(dtype)
-    h = torch.tensor([0, 0.5, 0.5]).to(dtype)
+    A = LEAK.to(dtype)
+    h = torch.tensor([0, 0.5, 0.5], dtype=dtype)
     joint = 0
     while h[1] > 0:
         h = A @ h                                                                              # (1)
@@ -434,18 +387,6 @@ def underflow(dtype):
     return joint, marginal
 
 
-def leak(p):
-    """The paper's figure 9, where p = 1/2. States are numbered from 1.
-
-    The only symbol reveals that the state is 2 or 3. Then the state leaks to 1 with probability p.
-    So each further symbol has probability 1 - p, while the belief ahead of each stays the same.
-    """
-    T = np.array([[1, p, p],
-                  [0, 1 - p, 0],
-                  [0, 0, 1 - p]])
-    return PFSA(T[None], np.array([[False, True, True]]), np.array([0, 0.5, 0.5]))
-
-
 def kl_from(best, predicted):
     """sum of p log(p / q) over the values, in nats: best p, predicted q [..., n] -> [...]."""
     # Where the filter is sure that a value will not come, p log p is 0: the clip makes it so.
@@ -455,8 +396,7 @@ def kl_from(best, predicted):
 # --- 6. Trained models ----------------------------------------------------------------------------
 
 # A belief is learned in the last stage, and slowly; there the rates fall to 0. On S3, half of the
-# commands behind a coin, seed 31, such a run ends 0.053 nats from the filter at (128,4), one by the
-# recipe of train.py 0.142, and a uniform guess has 0.347.
+# commands behind a coin, a run ends 0.053 nats from the filter, one by train.py's recipe 0.142.
 RECIPE = {"curriculum": [(2, 1), (8, 1), (8, 2), (16, 4)], "last_steps": 2000, "lr": 2e-3,
           "matrix_lr": 0.01}
 COLUMNS = ["chance", "all", "bayes", "final", "perfect", "kl", "guess"]
@@ -469,13 +409,13 @@ def loss_of(model, batch, recipe):
     without `best` says nothing about the stage.
     """
     objective, metrics = next_token_loss(model, batch, recipe)
-    if batch.best is None:
-        share = None
-    else:
+    share = None
+    if batch.best is not None:
         share = metrics["reveal_accuracy"] / float(batch.best.max(-1).mean())
     return objective, metrics | {"reveal_accuracy": share}
 
 
+@torch.no_grad()
 def evaluate(model, task, length, spacing, traces=256, seed=0):
     """The row of eval.py on fresh traces, and how far the model is from the filter.
 
@@ -485,55 +425,40 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     """
     row = evaluation.evaluate(model, task, length, spacing, traces, seed)
 
-    # The same traces again, for the probabilities.
-    rng = generator(seed, "test", length, spacing)
-    batch = task.test_batch(traces, length, spacing, rng)
-    kl = kl_from(batch.best, predictions(model, task, batch))
+    # The same traces again, for the probabilities. All at once would not fit into memory.
+    drawn = task.test_batch(traces, length, spacing, generator(seed, "test", length, spacing))
+    batch = to_tensors(drawn, evaluation.device_of(model))
+    found = []
+    for tokens, reveals in zip(batch.inputs.split(16), batch.reveals.split(16)):
+        probabilities = model(tokens)[reveals].double().softmax(-1)  # [reveals, vocabulary]
+        found.append(probabilities[:, task.value_tokens])
+    kl = kl_from(batch.best, torch.cat(found).view(batch.best.shape).cpu().numpy())
+
     guess = kl_from(batch.best, 1 / task.group.degree)
     return row | {"bayes": float(batch.best.max(-1).mean()), "kl": float(kl.mean()),
                   "guess": float(guess.mean()), "kl_by_position": kl.mean(0).tolist()}
 
 
-@torch.no_grad()
-def predictions(model, task, batch):
-    """The probability that the model gives to each value, at each reveal: [B, L/S, n]."""
-    device = evaluation.device_of(model)
-    tokens = torch.from_numpy(batch.inputs).to(device)
-    reveals = torch.from_numpy(batch.reveals).to(device)
-
-    # A few whole traces at a time: all of them would not fit into memory.
-    found = []
-    for few, asked in zip(tokens.split(16), reveals.split(16)):
-        probabilities = model(few)[asked].double().softmax(-1)  # [reveals, vocabulary]
-        found.append(probabilities[:, task.value_tokens])
-    return torch.cat(found).view(batch.best.shape).cpu().numpy()
-
-
-def train_main(argv):
-    """Train a model on uncertain programs, and evaluate it against the filter."""
-    parser = Parser(prog="python -m experiments.beliefs train")
+def train_coins(argv):
+    """beliefs train: a run folder, and its closing table."""
+    parser = Parser(prog=COMMAND, description="Train a model on uncertain programs.")
     add = parser.add_argument
     add("--model", choices=MODELS, help="(linrnn)")
     add("--group", help="S<n>, A<n>, Z<n> or D<n>, of at most 120 states (S3)")
     add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
     add("--uncertain", type=float, metavar="P", help="share of commands behind a coin (0.25)")
     add("--seed", type=int, help="of all that is random (0)")
-    add("--curriculum", type=stages, help="LENGTH:SPACING,... (2:1,8:1,8:2,16:4)")
-    add("--max-steps", type=int, help="steps before the last stage, at most (1500)")
-    add("--last-steps", type=int, help="steps of the last stage (2000)")
     add_run_options(parser)
 
     typed = options_typed(parser, argv)
-    config = config_of_run(typed) if "resume" in typed else new_config(typed)
+    if "resume" in typed:
+        config = config_of_run(typed, COMMAND)
+    else:
+        defaults = {"command": COMMAND, "task": "coins", "model": "linrnn", "group": "S3",
+                    "commands": "full", "uncertain": 0.25, **asdict(Recipe(**RECIPE))}
+        config = defaults | {name: typed[name] for name in defaults if name in typed}
     task, model = make(config)
     train_run(task, model, config, typed, LENGTHS, evaluate, COLUMNS, loss_of=loss_of, **FALLING)
-
-
-def new_config(typed):
-    """The names and numbers that determine a run: what was typed, else the defaults."""
-    config = {"task": "coins", "model": "linrnn", "group": "S3", "commands": "full",
-              "uncertain": 0.25, **asdict(Recipe(**RECIPE))}
-    return config | {name: value for name, value in typed.items() if name in config}
 
 
 def make(config):
@@ -541,15 +466,15 @@ def make(config):
     if config.get("task") != "coins":
         raise UserError(f"this is no run of beliefs, but one of {config.get('task')}")
     task = CoinTask(Group(config["group"]), config["commands"], config["uncertain"])
-    options = {"conv_width": task.conv_width}
-    return task, make_model({**config, "options": options}, task)
+    return task, make_model({**config, "options": {"conv_width": task.conv_width}}, task)
 
 
-def eval_main(argv):
-    """Evaluate a run of `train` against the filter."""
-    parser = Parser(prog="python -m experiments.beliefs eval")
+def eval_coins(argv):
+    """beliefs eval DIR: the same table for a run of `train`."""
+    parser = Parser(prog="python -m experiments.beliefs eval",
+                    description="Evaluate a run against the filter.")
     add = parser.add_argument
-    add("run", help="a run folder, made by python -m experiments.beliefs train")
+    add("run", help="a run folder, made by beliefs train")
     add("--lengths", type=stages, default=LENGTHS, help="LENGTH:SPACING,... (16:4,64:4,128:4)")
     add("--traces", type=int, default=256, help="fresh traces for each length (256)")
     add("--seed", type=int, default=0, help="of the traces (0)")
@@ -565,7 +490,7 @@ def eval_main(argv):
 
 
 def main(argv=None):
-    chapter(__doc__, show, commands={"train": train_main, "eval": eval_main}, argv=argv)
+    chapter(__doc__, show, commands={"train": train_coins, "eval": eval_coins}, argv=argv)
 
 
 if __name__ == "__main__":

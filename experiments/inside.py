@@ -6,13 +6,9 @@ those of the swap machine that scan.py builds by hand: their inner products corr
 What the head holds is a linear image of the permutation: a linear map reads it off all states at 64
 commands, and off few at 512, where the state has drifted.
 
-A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and in
-the state that model.stream returns. Behind one local block the entry of the first layer is 1.
-
-Commands, where DIR is a run folder, such as experiments/results/models/linrnn-S5-seed0:
-    python -m experiments.inside                     the five stored models, a line each
-    python -m experiments.inside DIR                 beta, keys, and what can be read off the state
-    python -m experiments.inside DIR --intervene     accuracy with the beta of one head narrowed
+Commands:
+    python -m experiments.inside                 the five stored models
+    python -m experiments.inside DIR ...         other run folders of a linrnn, with full commands
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 5 for beta and figure 6 for the intervention.
 The rest is this project's.
@@ -20,21 +16,26 @@ The rest is this project's.
 Next: beliefs.py.
 """
 
-import sys
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from data import Parser, UserError, draw_commands, generator, run, run_commands
-from eval import device_of, evaluate, load
-from experiments import RESULTS, chapter, span, table
+from eval import evaluate, load
+from experiments import RESULTS, span, table
 from experiments.plots import BLUE, GREY, canvas, draw, ticks_at
 from models import DeltaBlock
 from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key,
                   swap_machine_keys)
 
+STORED = [RESULTS / f"models/linrnn-S5-seed{seed}" for seed in range(5)]
+
 # --- 1. Which head tracks -------------------------------------------------------------------------
+#
+# A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and
+# in the state that model.stream returns. Behind one local block the entry of the first layer is 1.
 
 
 @torch.no_grad()
@@ -45,7 +46,7 @@ def tracking_heads(model, task):
     |E P|^2, over random traces, counts the directions that are kept and moved. The count is 0 for a
     head that forgets, where P = 0, and for one that merely remembers, whose P is always the same.
     """
-    tokens, _, begin = traces_of_commands(model, task, 64, 32, generator(0, "valid", 32, 32))
+    tokens, _, begin = traces_of_commands(task, 64, 32, generator(0, "valid", 32, 32))
 
     found = []
     for entry, inputs in scan_inputs(model, tokens).items():
@@ -53,29 +54,16 @@ def tracking_heads(model, task):
         eye = torch.eye(k.shape[-1]).to(k).expand(*k.shape[:2], -1, -1)
         _, P = delta_product(q, k, torch.zeros_like(k), beta, eye)
         moved = P.square().sum((-2, -1)).mean(0) - P.mean(0).square().sum((-2, -1))
-        for head in (moved > 0.25).nonzero().flatten().tolist():
-            found.append((entry, head))
+        found += [(entry, head) for head in (moved > 0.25).nonzero().flatten().tolist()]
     return found
 
 
-def all_heads(model):
-    """The heads of all DeltaBlocks: [(entry, head)]. Other models have none."""
-    found = []
-    for entry, block in enumerate(model.blocks):
-        if isinstance(block, DeltaBlock):
-            found += [(entry, head) for head in range(block.heads)]
-    return found
-
-
-def traces_of_commands(model, task, traces, length, rng):
-    """Random traces without a reveal: tokens [B, T], on the model's device; commands [B, L, n]; and
-    the place of the first command, behind the lines `>>> a = 1`.
-    """
+def traces_of_commands(task, traces, length, rng):
+    """Random traces without a reveal: tokens [B, T], commands [B, L, n], where they begin."""
     commands = draw_commands(task.group, task.commands, (traces, length), rng)
     lines = task.command_tokens(commands).reshape(traces, -1)
     start = np.tile(task.start_tokens(), (traces, 1))
-    tokens = torch.from_numpy(np.hstack([start, lines]))
-    return tokens.to(device_of(model)), commands, start.shape[1]
+    return torch.from_numpy(np.hstack([start, lines])), commands, start.shape[1]
 
 
 @torch.no_grad()
@@ -92,51 +80,32 @@ def scan_inputs(model, tokens):
 
 # --- 2. Beta and keys, place by place -------------------------------------------------------------
 
-def beta_by_place(model, task):
-    """Mean beta at each place in the line of a command: [layers, heads, line]."""
-    _, found = in_commands(model, task)
-    return torch.stack([beta.mean(0).T for _, beta in found.values()]).cpu()
+def in_commands(model, task, entry):
+    """What a block does at each token of 4,096 commands; of several writes of a token, the first.
+
+    Shapes: commands [N, n], an array; keys [N, line, H, K]; mean betas [H, line], an array.
+    """
+    tokens, commands, begin = traces_of_commands(task, 64, 64, generator(0, "valid"))
+    _, k, _, beta = scan_inputs(model, tokens)[entry]
+    k = k[..., begin:, 0, :].transpose(1, 2)  # [B, T, H, K]
+    beta = beta[..., begin:, 0]  # [B, H, T]
+
+    keys = k.unflatten(1, (64, -1)).flatten(0, 1)
+    return commands.reshape(len(keys), -1), keys, beta.unflatten(2, (64, -1)).mean((0, 2)).numpy()
 
 
-def right_hand_keys(model, task, entry, head):
+def right_hand_keys(commands, keys):
     """A head's mean key where the name y stands as i-th on the right: [n, n, K] (place i, name y).
 
     k and -k make the same step: the mean is the unit vector closest to the keys up to their signs.
+    Shapes: commands [N, n]; keys [N, n, K], those at the right-hand names.
     """
-    n = task.group.degree
-    right = slice(n + 2, 2 * n + 2)  # `>>> `, n names, ` = `, n names
-    tokens, found = in_commands(model, task)
-    tokens = tokens[:, right]
-    keys = found[entry][0][:, right, head]
-
+    n = commands.shape[1]
     mean = torch.empty(n, n, keys.shape[-1])
-    for i in range(n):
-        for y, name in enumerate(task.names):
-            symbol = task.vocab.index(name if i == 0 else f", {name}")
-            there = keys[tokens[:, i] == symbol, i]
-            mean[i, y] = torch.linalg.svd(there, full_matrices=False).Vh[0]
+    for i, y in np.ndindex(n, n):
+        there = keys[commands[:, i] == y, i]
+        mean[i, y] = torch.linalg.svd(there, full_matrices=False).Vh[0]
     return mean
-
-
-@torch.no_grad()
-def in_commands(model, task):
-    """The tokens of 4,096 commands, and the key and the beta of each block at each token.
-
-    Of a token with several writes the first is taken.
-    Returns: tokens [commands, line], {entry: (k [commands, line, H, K], beta [commands, line, H])}.
-    """
-    tokens, _, begin = traces_of_commands(model, task, 64, 64, generator(0, "valid"))
-
-    def by_line(x):  # [B, T, ...] -> [commands, line, ...]
-        return x[:, begin:].unflatten(1, (64, -1)).flatten(0, 1)
-
-    found = {}
-    for entry, (_, k, _, beta) in scan_inputs(model, tokens).items():
-        # [B, H, T, R, ...] -> [B, T, H, ...], of the first write.
-        k = k[..., 0, :].transpose(1, 2)
-        beta = beta[..., 0].transpose(1, 2)
-        found[entry] = by_line(k), by_line(beta)
-    return by_line(tokens), found
 
 
 def likeness(keys):
@@ -156,21 +125,19 @@ def likeness(keys):
 
 # --- 3. What a head is worth ----------------------------------------------------------------------
 
-def intervene(model, task, limits, traces=64):
+def intervene(model, task, entry, limits):
     """Accuracy at (64,2) with the beta of ONE head scaled from [0, beta_max] to [0, limit], the
-    other heads as trained: [layers, heads, limits].
+    other heads as trained: [heads, limits].
     """
-    accuracy = []
-    for entry, head in all_heads(model):
-        block = model.blocks[entry]
-        trained = block.beta_max
-        scaled = torch.full((block.heads, 1, 1), float(trained), device=device_of(model))
-        block.beta_max = scaled
-        for limit in limits:
-            scaled[head] = limit
-            accuracy.append(evaluate(model, task, 64, 2, traces)["all"])
-        block.beta_max = trained
-    return np.reshape(accuracy, (-1, block.heads, len(limits)))
+    block = model.blocks[entry]
+    trained = block.beta_max
+    accuracy = np.empty((block.heads, len(limits)))
+    for head, i in np.ndindex(accuracy.shape):
+        block.beta_max = torch.full((block.heads, 1, 1), float(trained))
+        block.beta_max[head] = limits[i]
+        accuracy[head, i] = evaluate(model, task, 64, 2, traces=8)["all"]
+    block.beta_max = trained
+    return accuracy
 
 
 # --- 4. The permutation in a state ----------------------------------------------------------------
@@ -183,11 +150,8 @@ def intervene(model, task, limits, traces=64):
 # Why. At the start a key k_j carries the value j: S = sum_j k_j v_j^T. Later nothing is written; a
 # command moves the keys, A_g k_i = k_i' for the variable i' that is given what i held. (In the head
 # built by hand, scan.py, k_i = e_i.) So after any commands S = sum_ij P_ij k_i v_j^T. This is (1),
-# with B_ij = k_i v_j^T. Rows and columns of P - 1/n sum to 0, so only (n - 1)^2 directions of B
-# count. All are of one length if keys and values are orthonormal.
-#
-# A smaller group spans fewer, such as Z_n n - 1. A head may hold fewer still: any that tell all
-# elements apart. A trained Z7 holds 2 of 6, a circle.
+# with B_ij = k_i v_j^T. Rows and columns of P - 1/n sum to 0: only (n - 1)^2 directions of B count.
+# A head may hold fewer, any that tell all elements apart. A trained Z7 holds 2, a circle.
 
 SHORTEST = 0.25  # of the longest: a direction below is not used by the head, and read as noise
 
@@ -204,7 +168,7 @@ class LinearImage:
         self.n = perms.shape[-1]
         P = F.one_hot(torch.from_numpy(perms), self.n)
         X = P.flatten(-2).flatten(0, -2).double()  # [states, n n]
-        Y = states.flatten(-3).flatten(0, -2).cpu().double()  # [states, heads K V]
+        Y = states.flatten(-3).flatten(0, -2).double()  # [states, heads K V]
 
         average = X.mean(0)  # 1/n, up to the luck of the draw
         mean = Y.mean(0)
@@ -213,9 +177,9 @@ class LinearImage:
         sizes = torch.linalg.svdvals(B)
         self.sizes = sizes[sizes > SHORTEST * sizes[0]]
 
-        # Reading and writing are done where, and as precisely as, the model computes.
+        # Reading and writing are as precise as the model.
         self.average, self.mean, self.B, self.inverse = [
-            part.to(states.dtype).to(states.device) for part in (average, mean, B, inverse)]
+            part.to(states.dtype) for part in (average, mean, B, inverse)]
 
     def read(self, states):
         """(S - mean) B^+, plus 1/n: [..., heads, K, V] -> P [..., n, n]."""
@@ -237,47 +201,43 @@ def nearest(P):
     """
     n = P.shape[-1]
     left = P.clone().reshape(-1, n, n)
-    each = torch.arange(len(left), device=P.device)
-    found = torch.empty(len(left), n, dtype=torch.long, device=P.device)
+    each = torch.arange(len(left))
+    found = torch.empty(len(left), n, dtype=torch.long)
     for _ in range(n):
-        largest = left.flatten(1).argmax(1)
-        i = largest // n
-        j = largest % n
+        i, j = torch.unravel_index(left.flatten(1).argmax(1), (n, n))
         found[each, i] = j
         left[each, i] = -torch.inf
         left[each, :, j] = -torch.inf
     return found.view(P.shape[:-1])
 
 
-def read_off(model, task, heads, lengths, traces=64):
+def read_off(model, task, heads, lengths):
     """Share of the states off which the whole permutation is read, after each of these lengths.
 
-    The image is fitted to 64 traces of 16 commands, and tried on fresh traces.
+    The image is fitted to 64 traces of 16 commands, and tried on 16 fresh traces.
     """
-    fit = collect_states(model, task, heads, 64, 16, generator(0, "valid", 16))
-    longest = max(lengths)
-    states, perms = collect_states(model, task, heads, traces, longest,
-                                   generator(0, "test", longest))
-    read = nearest(LinearImage(heads, *fit).read(states)).cpu().numpy()
+    fit = collect_states(model, task, heads, 64, 16, generator(0, "valid"))
+    states, perms = collect_states(model, task, heads, 16, max(lengths), generator(0, "test"))
+    read = nearest(LinearImage(heads, *fit).read(states)).numpy()
     right = (read == perms).all(-1).mean(0)
-    return right[np.array(lengths) - 1].tolist()
+    return right[np.array(lengths) - 1]
 
 
 @torch.no_grad()
 def collect_states(model, task, heads, traces, length, rng):
-    """What the heads hold once each command of fresh traces has settled, and where the trace is.
+    """What the heads hold once each command of fresh traces has settled, and the true permutations.
 
     Shapes: states [B, L, heads, K, V], a tensor; perms [B, L, n], an array.
     """
     # One command more than is read: the last one settles in the line after it.
-    tokens, commands, begin = traces_of_commands(model, task, traces, length + 1, rng)
+    tokens, commands, begin = traces_of_commands(task, traces, length + 1, rng)
     line = (tokens.shape[1] - begin) // (length + 1)
-    begin += settling_tokens(task)
+    settled = begin + settling_tokens(task) + line * np.arange(1, length + 1)
 
-    _, state = model.stream(tokens[:, :begin])
+    state = None
     states = []
-    for lines in tokens[:, begin:begin + length * line].split(line, 1):
-        _, state = model.stream(lines, state)
+    for piece in tokens.tensor_split(settled.tolist(), 1)[:-1]:
+        _, state = model.stream(piece, state)
         states.append(read_heads(state, heads))
     return torch.stack(states, 1), run_commands(commands[:, :length])
 
@@ -307,7 +267,7 @@ def write_heads(state, heads, S):
 
 # --- 5. The head built by hand --------------------------------------------------------------------
 
-def swap_machine_errors(group, length, dtype, traces=4):
+def swap_machine_errors(group, length, dtype, traces=2):
     """The swap machine of scan.py on random commands: what floating point leaves of it.
 
     Returns, after so many commands, the largest distance of an entry of S from its exact value, and
@@ -328,51 +288,61 @@ def swap_machine_errors(group, length, dtype, traces=4):
     return (state.double() - ideal).abs().max().item(), wrong.double().mean().item()
 
 
-# --- 6. The stored models -------------------------------------------------------------------------
+# --- 6. The table, and the pictures of the stored models ------------------------------------------
+
+def show(folders=STORED):
+    rows = []
+    for folder in folders:
+        task, model = load(folder)
+        heads = tracking_heads(model, task)
+        if task.commands == "swap" or not heads:
+            raise UserError(f"{folder} needs full commands, and a head that tracks")
+
+        n = task.group.degree
+        names = slice(n + 2, 2 * n + 2)  # behind `>>> `, n names and ` = `
+        for entry, head in heads:
+            commands, keys, beta = in_commands(model, task, entry)
+            keys = right_hand_keys(commands, keys[:, names, head])
+            beta = beta[:, names]
+            right = 100 * intervene(model, task, entry, [1.8])
+            read = 100 * read_off(model, task, [(entry, head)], [64, 512])
+            others = np.arange(len(beta)) != head
+            rows.append({
+                "run": Path(folder).name, "head": f"{entry}:{head}",
+                "beta": span([*beta[head]], 2), "of others": span([*beta[others].flat], 2),
+                "likeness": f"{likeness(keys):.2f}",
+                "narrowed": span([*right[head]]), "another": span([*right[others].flat]),
+                "read at 64": f"{read[0]:.0f}", "at 512": f"{read[1]:.0f}"})
+
+    table("Heads that track, as entry:head. Mean beta at the right-hand names of a command, and\n"
+          "likeness of the keys there to the swap machine's, from 0 to 1; reveals right, %, with\n"
+          "beta narrowed to 1.8 in this head or another; states that a linear map reads, %",
+          rows, rows[0], {})
+
 
 def stored(seed):
     """A stored model of S5, and its one head that tracks: task, model, entry, head."""
-    task, model = load(RESULTS / f"models/linrnn-S5-seed{seed}")
+    task, model = load(STORED[seed])
     (entry, head), = tracking_heads(model, task)
     return task, model, entry, head
-
-
-def show():
-    rows = []
-    for seed in range(5):
-        task, model, entry, head = stored(seed)
-        keys = right_hand_keys(model, task, entry, head)
-        beta = beta_by_place(model, task)[0, :, 7:12]  # [heads, right-hand names]
-        rows.append({"seed": seed, "head": head, "tracking head": beta[head].tolist(),
-                     "other heads": np.delete(beta, head, 0).flatten().tolist(),
-                     "keys": likeness(keys)})
-
-    table("The stored models of S5: mean beta at the five right-hand names, and how much the keys\n"
-          "there are like those of the swap machine, from 0 (random keys) to 1",
-          rows, ["seed", "head"], {
-              "beta": lambda rows: span(rows[0]["tracking head"], 2),
-              "of the other heads": lambda rows: span(rows[0]["other heads"], 2),
-              "likeness": lambda rows: f"{rows[0]['keys']:.2f}"})
 
 
 def picture():
     """The mean beta of the head that tracks, at each place of a command. Of five models."""
     betas = []
     for seed in range(5):
-        task, model, _, head = stored(seed)
-        betas.append(beta_by_place(model, task)[0, head].numpy())
+        task, model, entry, head = stored(seed)
+        betas.append(in_commands(model, task, entry)[2][head])
 
     figure, ((axes,),) = canvas("Heads that track have β near 2, a reflection, at all right-hand "
                                 "names", size=(9, 4))
-    image = axes.imshow(betas, vmin=0, vmax=2, cmap="viridis", aspect="auto")
+    axes.imshow(betas, vmin=0, vmax=2, cmap="viridis", aspect="auto")
     for (y, x), value in np.ndenumerate(betas):
         colour = "black" if value > 1 else "white"
         axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=colour)
     places = [">>>", *"abcde", "=", "1st", "2nd", "3rd", "4th", "5th", "newline"]
-    axes.set(xticks=range(13), xticklabels=places, yticks=range(5),
-             yticklabels=[f"seed {seed}" for seed in range(5)],
+    axes.set(xticks=range(13), xticklabels=places, yticks=range(5), ylabel="seed",
              xlabel="the text of a command: five names, the sign =, the five names in a new order")
-    figure.colorbar(image, label="mean β", ticks=[0, 1, 2])
     return figure
 
 
@@ -383,16 +353,16 @@ def picture_of_worth():
     own, others, read, read_others = [], [], [], []
     for seed in range(3):
         task, model, entry, head = stored(seed)
-        rest = [other for other in all_heads(model) if other != (entry, head)]
-        accuracy, = intervene(model, task, limits, traces=8)
+        rest = [(entry, other) for other in range(4) if other != head]
+        accuracy = intervene(model, task, entry, limits)
         own.append(accuracy[head])
         others.extend(np.delete(accuracy, head, 0))
-        read.append(read_off(model, task, [(entry, head)], lengths, traces=32))
-        read_others.append(read_off(model, task, rest, lengths, traces=32))
+        read.append(read_off(model, task, [(entry, head)], lengths))
+        read_others.append(read_off(model, task, rest, lengths))
 
-    figure, ((left, right),) = canvas("Only the head that tracks needs its reflections; a linear "
-                                      "map reads\nthe permutation off this head, and off the "
-                                      "others hardly ever", 1, 2, (9.5, 4.2))
+    figure, ((left, right),) = canvas(
+        "Only the head that tracks needs its reflections; a linear map reads the\npermutation off "
+        "this head, and off the others hardly ever", 1, 2, (9.5, 4.2))
     left.set(xlim=(2.03, 0.97), ylim=(0, 1.02), ylabel="reveals right at (64,2)",
              xlabel="upper end of the β of one head")
     right.set(ylim=(-0.02, 1.02), xlabel="commands read", ylabel="whole permutation read off")
@@ -403,61 +373,11 @@ def picture_of_worth():
     return figure
 
 
-# --- 7. The command line --------------------------------------------------------------------------
-
-def of_run(argv):
-    """The tables of one run."""
-    parser = Parser(prog="python -m experiments.inside", description=__doc__.split("\n")[0])
-    parser.add_argument("DIR", help="a run folder of a linrnn, made by train.py")
-    parser.add_argument("--intervene", action="store_true",
-                        help="accuracy with the beta of each head narrowed")
-    args = parser.parse_args(argv)
-
-    task, model = load(args.DIR)
-    heads = all_heads(model)
-    if not heads:
-        raise UserError(f"{args.DIR}: only a linrnn has beta and keys")
-    tracking = tracking_heads(model, task)
-    names = [f"{entry}:{head}{'*' * ((entry, head) in tracking)}" for entry, head in heads]
-    print("heads as entry:head; those with a * track")
-
-    if args.intervene:
-        limits = np.linspace(1, 0.5, 6) * model.blocks[heads[0][0]].beta_max
-        accuracy = intervene(model, task, limits).reshape(len(heads), -1)
-        print_table("accuracy at (64,2) with the beta of one head scaled to [0, limit]; "
-                    f"chance {task.chance:.3f}", limits.round(2), zip(names, accuracy))
-        return
-
-    places = [">>>", "x", "y", "=", "y", "x", "newline"]
-    if task.commands == "full":
-        right = [f"{i + 1}. name" for i in range(task.group.degree)]
-        places = [">>>", *task.names, "=", *right, "newline"]
-    print_table("mean beta at each place of a command, over all names that stand there", names,
-                zip(places, beta_by_place(model, task).flatten(0, 1).T))
-
-    if task.commands == "full":
-        for entry, head in tracking:
-            r = likeness(right_hand_keys(model, task, entry, head))
-            print(f"\nkeys of {entry}:{head}, correlation with the hand-built head: r = {r:.2f}")
-
-    if tracking:
-        lengths = [1, 4, 16, 64, 256, 512]
-        print_table("share of states off which a linear map reads the whole permutation, by "
-                    f"commands read; a guess has 1 / {task.group.order:,}", lengths,
-                    [("share", read_off(model, task, tracking, lengths))])
-
-
-def print_table(title, columns, rows):
-    print(f"\n{title}\n" + " " * 10 + "".join(f"{column:>8}" for column in columns))
-    for name, numbers in rows:
-        print(f"{name:>10}" + "".join(f"{number:8.3f}" for number in numbers))
-
-
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if {*argv} - {"-h", "--help"}:
-        return of_run(argv)
-    chapter(__doc__, show, commands={"DIR": of_run}, argv=argv)  # DIR: for its help
+    parser = Parser(prog="python -m experiments.inside", description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="*", metavar="DIR", default=STORED,
+                        help="run folders of a linrnn (the five stored models)")
+    show(parser.parse_args(argv).runs)
 
 
 if __name__ == "__main__":

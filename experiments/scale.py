@@ -34,6 +34,7 @@ from models import LinRNN, make_model
 from train import Recipe, add_run_options, config_of_run, options_typed, train_run
 
 SOLVED = 0.995  # of the reveals at (128,16)
+COMMAND = "python -m experiments.scale train"
 
 
 # --- 1. The rule for n variables ------------------------------------------------------------------
@@ -125,7 +126,7 @@ def rule_for(n):
 
 def train_one(argv):
     """The command `train`: a run of traces, which eval.py reads like any other."""
-    parser = Parser(prog="python -m experiments.scale train", description=train_one.__doc__)
+    parser = Parser(prog=COMMAND, description=train_one.__doc__)
     add = parser.add_argument
     add("group", nargs="?", help="S<n>; with --resume it is that of the run")
     add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
@@ -133,10 +134,7 @@ def train_one(argv):
     add_run_options(parser)
 
     typed = options_typed(parser, argv)
-    config = config_of_run(typed) if "resume" in typed else new_config(typed)
-    if "sparse" not in config:
-        raise UserError(f"{typed['resume']} is not a run of this command: go on with it by the "
-                        "command that made it")
+    config = config_of_run(typed, COMMAND) if "resume" in typed else new_config(typed)
     task = ManyVariables(Group(config["group"]), config["commands"], config["sparse"])
     train_run(task, make_model(config, task), config, typed)
 
@@ -148,7 +146,7 @@ def new_config(typed):
     group = Group(typed["group"])
     options, recipe = rule_for(group.degree)
     recipe = Recipe(**recipe, seed=typed.get("seed", 0))
-    return {"task": "traces", "model": "linrnn", "group": group.name,
+    return {"command": COMMAND, "task": "traces", "model": "linrnn", "group": group.name,
             "commands": typed.get("commands", "full"), "sparse": group.degree > 7,
             "options": options, **asdict(recipe)}
 

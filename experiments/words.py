@@ -22,7 +22,6 @@ Siems et al. 2025 (arXiv 2502.10297): R reflections a token.
 Next: unseen.py.
 """
 
-import math
 import string
 from dataclasses import asdict
 from functools import partial, reduce
@@ -32,17 +31,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import models
 from data import (COMMANDS, Batch, Group, Parser, ReplTask, UserError, draw_commands, run,
                   run_commands, stages)
 from eval import evaluate_and_print, load_weights, read_checkpoint
 from experiments import (FALLING, RATES, at, chapter, grid, k_of_n, make, minutes, percent, records,
-                         span, table)
+                         table)
 from experiments.groups import index, points_moved, product
 from experiments.plots import BLUE, GREY, NAMES, RED, canvas, dot
-from models import AttentionBlock, DeltaBlock, LanguageModel, LSTMBlock, make_model
+from models import LSTM, LanguageModel, LinRNN, Transformer, make_model
 from train import Recipe, add_run_options, config_of_run, options_typed, train_run
 
+COMMAND = "python -m experiments.words train"
 LONGEST = 128  # words of a training trace
 LENGTHS = [(128, 1), (256, 1), (512, 1), (1024, 1)]
 
@@ -52,10 +51,7 @@ LENGTHS = [(128, 1), (256, 1), (512, 1), (1024, 1)]
 class WordTask:
     """One token per group element; the label at t is the product of the first t elements.
 
-    This is the older form of the task, on which DeltaProduct and others report. With spacing S only
-    every S-th label counts.
-
-    Raises: UserError if the commands are swaps and the group has none.
+    DeltaProduct and others report on this task. With spacing S only every S-th label counts.
     """
 
     check = staticmethod(ReplTask.check)
@@ -79,12 +75,9 @@ class WordTask:
         """A Batch of words [B, L, n]: their numbers, and those of the running products."""
         batch, length, _ = words.shape
         self.check(length, spacing)
-
-        # The answer after each word is a word of the same vocabulary.
-        inputs = index(self.group, words)
-        targets = index(self.group, run_commands(words))
         counts = np.arange(1, length + 1) % spacing == 0
-        return Batch(inputs, targets, np.tile(counts, (batch, 1)))
+        return Batch(index(self.group, words), index(self.group, run_commands(words)),
+                     np.tile(counts, (batch, 1)))
 
 
 def group_of(name):
@@ -103,8 +96,7 @@ class TaughtWords(WordTask):
         An exchange takes one reflection, a cycle of five points four. So words that move few points
         are easy, and a model that can exchange learns the harder words one by one.
         """
-        # Short traces teach the words: a step of them has as many words as one of the longest. The
-        # rows are a multiple of the batch, which several processes can share.
+        # A step of short traces has as many words as one of the longest.
         shape = (batch * (LONGEST // length), length)
         words = draw_commands(self.group, self.commands, shape, rng)
 
@@ -119,66 +111,52 @@ class TaughtWords(WordTask):
 
 
 def recipe_of(group, seed):
-    """Short words until they are known, then many steps of 128 words while the rates fall to 0.
-
-    One batch with 80% of the labels ends a stage. Traces of 128 words are not waited for: constant
-    rates keep their accuracy down.
-    """
-    rate = 3e-3
-    patience = {"advance": 0.8, "streak": 1}
-
+    """Short words until they are known, then many steps of 128 words while the rates fall to 0."""
     # The few words of S3 and S4 are half known after some dozen steps. A model that went on then
-    # would forget them at 128 words, or would track a quotient only (S3 is one of S4). So it stays
-    # with short words for longer, and takes smaller steps.
-    if group.order <= 24:
-        rate = 2e-3
-        patience = {"advance": 0.9, "streak": 10}
+    # would forget them at 128 words, or would track a quotient only (S3 is one of S4).
+    few = group.order <= 24
+    advance, streak, rate = (0.9, 10, 2e-3) if few else (0.8, 1, 3e-3)
 
+    # 128 words are not waited for: constant rates keep their accuracy down.
     curriculum = [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (LONGEST, 1)]
-    return Recipe(curriculum=curriculum, batch=4, max_steps=8000, last_steps=5000,
-                  optimizer="adamw", lr=rate, matrix_lr=rate, seed=seed, **patience)
+    return Recipe(curriculum=curriculum, advance=advance, streak=streak, batch=4, max_steps=8000,
+                  last_steps=5000, optimizer="adamw", lr=rate, matrix_lr=rate, seed=seed)
 
 
-def new_config(group="S5", commands="full", householders=4, seed=0):
-    """The names and numbers that determine a run on words."""
+def new_config(chosen):
+    """The names and numbers that determine a run: what was chosen, else S5 with R = 4."""
+    chosen = {"group": "S5", "commands": "full", "householders": 4, "seed": 0} | chosen
     # Each of the 120 words of S5 needs keys of its own, so the model is wide. A word needs nothing
     # from the words before it, so there is no local block.
-    options = {"d_model": 128, "heads": 8, "householders": householders, "conv_width": 1}
-    recipe = recipe_of(group_of(group), seed)
-    return {"task": "words", "model": "linrnn", "group": group, "commands": commands,
-            "options": options, **asdict(recipe)}
+    options = {"d_model": 128, "heads": 8, "conv_width": 1, "householders": chosen["householders"]}
+    recipe = recipe_of(group_of(chosen["group"]), chosen["seed"])
+    return {"command": COMMAND, "task": "words", "model": "linrnn", "group": chosen["group"],
+            "commands": chosen["commands"], "options": options, **asdict(recipe)}
 
 
-def make_task(config):
-    """The task of a config.  Raises: UserError for a run of another task."""
+def make_run(config):
+    """The task of a config, and its model before training: its writes begin as reflections.
+
+    At random weights beta is about 1, and such a write erases what S holds along its key. With R of
+    them a token a few words would empty the state, and a model would learn to do without.
+    """
     if config.get("task") != "words":
         raise UserError(f"this is no run of words, but of {config.get('task')}: use the command "
                         "that made it")
-    return TaughtWords(group_of(config["group"]), config["commands"])
-
-
-def model_of(config, task):
-    """The model of a config before training: its writes begin as reflections.
-
-    At the start of training beta is about 1, and such a write erases what S holds along its key.
-    With R of them a token a few words would empty the state, and a model would learn to do without.
-    """
+    task = TaughtWords(group_of(config["group"]), config["commands"])
     model = make_model(config, task)
     block = model.blocks[0]
     with torch.no_grad():
         # hardsigmoid(b) = 1/2 + b/6: this moves beta from a half to 0.9 of its upper end, 2.
         betas, _ = block.project.bias[sum(block.sizes[:3]):].chunk(2)
         betas += 6 * (0.9 - 0.5)
-    return model
+    return task, model
 
 
 # --- 3. Mixers beside those of models.py, for the ladder ------------------------------------------
 
 class DiagonalBlock(nn.Module):
-    """h <- a h + b with a in [smallest, 1], then x + W (norm(h) gelu(gate)).
-
-    State: h, [B, D].
-    """
+    """h <- a h + b with a in [smallest, 1], then x + W (norm(h) gelu(gate)).  State: h, [B, D]."""
 
     def __init__(self, d_model, smallest):
         super().__init__()
@@ -196,8 +174,6 @@ class DiagonalBlock(nn.Module):
     def forward(self, x, state=None):
         a, b, gate = self.coefficients(x)
         h = torch.zeros_like(b[:, 0]) if state is None else state
-
-        # One token after the other.
         states = []
         for a_t, b_t in zip(a.unbind(1), b.unbind(1)):
             h = a_t * h + b_t
@@ -210,10 +186,7 @@ class DiagonalBlock(nn.Module):
 
 
 class RotationBlock(DiagonalBlock):
-    """The same with complex numbers and |a| = 1: h <- exp(i angle) h + b.
-
-    State: h, complex [B, D/2].
-    """
+    """The same with |a| = 1: h <- exp(i pi angle) h + b.  State: h, complex [B, D/2]."""
 
     def __init__(self, d_model):
         super().__init__(d_model, smallest=-1.0)
@@ -223,8 +196,7 @@ class RotationBlock(DiagonalBlock):
     def coefficients(self, x):
         """a and b, complex [B, T, D/2]; the gate, [B, T, D]."""
         angle, b, gate = self.project(self.norm(x)).split(self.sizes, -1)
-        a = torch.polar(torch.ones_like(angle), math.pi * angle)
-        return a, torch.complex(*b.chunk(2, -1)), gate
+        return torch.exp(1j * torch.pi * angle), torch.complex(*b.chunk(2, -1)), gate
 
 
 class DenseBlock(nn.Module):
@@ -253,30 +225,29 @@ class DenseBlock(nn.Module):
         return x + self.out(torch.stack(states, 1)), h
 
 
-# --- 4. The studies -------------------------------------------------------------------------------
+# --- 4. The studies, their tables and the picture -------------------------------------------------
 
-RUNGS = {  # width of the model, layers, and what makes a mixer
-    "diagonal, 0 to 1": (64, 1, lambda: DiagonalBlock(64, smallest=0.0)),
-    "diagonal, -1 to 1": (64, 1, lambda: DiagonalBlock(64, smallest=-1.0)),
-    "rotations": (64, 1, lambda: RotationBlock(64)),
-    "1 reflection": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=1)),
-    "2 reflections": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=2)),
-    "4 reflections": (64, 1, lambda: DeltaBlock(64, 4, beta_max=2.0, householders=4)),
-    "dense": (64, 1, lambda: DenseBlock(64, width=8)),
-    "lstm": (60, 1, lambda: LSTMBlock(60)),
-    "transformer": (56, 2, lambda: AttentionBlock(56, heads=4))}
+mixed = partial(LanguageModel, d_model=64, layers=1, conv_width=8)
+RUNGS = {
+    "diagonal, 0 to 1": partial(mixed, make_mixer=lambda: DiagonalBlock(64, smallest=0.0)),
+    "diagonal, -1 to 1": partial(mixed, make_mixer=lambda: DiagonalBlock(64, smallest=-1.0)),
+    "rotations": partial(mixed, make_mixer=lambda: RotationBlock(64)),
+    "1 reflection": LinRNN,
+    "2 reflections": partial(LinRNN, householders=2),
+    "4 reflections": partial(LinRNN, householders=4),
+    "dense": partial(mixed, make_mixer=lambda: DenseBlock(64, width=8)),
+    "lstm": LSTM,
+    "transformer": Transformer}
 LADDER = grid(group=["S2", "S3", "A5"], arm=[*RUNGS], millions=[1.5], seed=range(3))
 
 
 def plan_ladder(cell):
     """Uniform words. The stages double in length, from 2 to 64."""
     task = WordTask(Group(cell["group"]))
-    curriculum = [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (64, 1)]
     rates = RATES.get(cell["arm"], RATES["linrnn"])
-    recipe = Recipe(curriculum=curriculum, batch=64, max_steps=10**6, seed=cell["seed"], **rates)
-    width, layers, make_mixer = RUNGS[cell["arm"]]
-    model = partial(LanguageModel, len(task.vocab), width, layers, 8, make_mixer)
-    return task, model, recipe, [(64, 1), (256, 1)]
+    recipe = Recipe(curriculum=[(2**i, 1) for i in range(1, 7)], batch=64, max_steps=10**6,
+                    seed=cell["seed"], **rates)
+    return task, partial(RUNGS[cell["arm"]], len(task.vocab)), recipe, [(64, 1), (256, 1)]
 
 
 REFLECTIONS = [
@@ -290,10 +261,8 @@ REFLECTIONS = [
 
 def plan_reflections(cell):
     """What `words train` does without further options."""
-    config = new_config(cell["group"], cell["commands"], cell["householders"], cell["seed"])
-    task = make_task(config)
-    recipe = recipe_of(task.group, cell["seed"])
-    return task, partial(model_of, config, task), recipe, LENGTHS
+    task, model = make_run(new_config(cell))
+    return task, lambda: model, recipe_of(task.group, cell["seed"]), LENGTHS
 
 
 def make_missing():
@@ -301,29 +270,18 @@ def make_missing():
     make("reflections", REFLECTIONS, plan_reflections, **FALLING)
 
 
-# --- 5. The tables and the picture ----------------------------------------------------------------
-
 def show():
     table("Words, trained to 64 of them with at most 1.5 million tokens: labels right in %",
           records("ladder"), ["group", "arm"],
-          {"chance": chance(64), "at 64": percent(64), "at 256": percent(256)})
+          {"chance": percent(64, "chance"), "at 64": percent(64), "at 256": percent(256)})
 
     table("Words, trained to 128 of them with R reflections a token: labels right in %, and whole "
           "traces",
           records("reflections"), ["group", "commands", "householders"],
-          {"chance": chance(128), "learned": k_of_n(is_learned), "minutes": minutes,
+          {"chance": percent(128, "chance"),
+           "learned": k_of_n(lambda row: at(row, 128)["all"] >= 0.995), "minutes": minutes,
            "at 128": percent(128), "at 512": percent(512), "whole at 256": percent(256, "perfect"),
            "whole at 512": percent(512, "perfect")})
-
-
-def is_learned(row):
-    """Whether words of the length of training are right, up to one label in 200."""
-    return at(row, 128)["all"] >= 0.995
-
-
-def chance(length):
-    """A column of a table: labels right by a guess, in %."""
-    return lambda rows: span([100 * at(row, length)["chance"] for row in rows])
 
 
 def picture():
@@ -343,51 +301,36 @@ def picture():
     return figure
 
 
-# --- 6. The command line --------------------------------------------------------------------------
+# --- 5. The command line --------------------------------------------------------------------------
 
 def train_words(argv):
     """words train GROUP: a run folder, and its closing table."""
-    parser = Parser(prog="python -m experiments.words train",
-                    description="Train a linear RNN on words of a group.")
+    parser = Parser(prog=COMMAND)
     add = parser.add_argument
     add("group", nargs="?", help="S<n>, A<n>, Z<n>, D<n>, or a product such as A4xZ5 (S5)")
     add("--commands", choices=COMMANDS, help="all elements, or exchanges only (full)")
     add("--householders", type=int, help="reflections a token, R (4)")
     add("--seed", type=int, help="of the traces, and of the weights to begin with (0)")
     add_run_options(parser)
-    typed = options_typed(parser, argv)
 
-    if "resume" in typed:
-        config = config_of_run(typed)
-    else:
-        chosen = ("group", "commands", "householders", "seed")
-        config = new_config(**{name: typed[name] for name in chosen if name in typed})
-    task = make_task(config)
-    train_run(task, model_of(config, task), config, typed, LENGTHS, **FALLING)
+    typed = options_typed(parser, argv)
+    config = config_of_run(typed, COMMAND) if "resume" in typed else new_config(typed)
+    train_run(*make_run(config), config, typed, LENGTHS, **FALLING)
 
 
 def eval_words(argv):
     """words eval DIR: the table of eval.py, for a run of words."""
-    parser = Parser(prog="python -m experiments.words eval",
-                    description="Evaluate a run of words.")
-    add = parser.add_argument
-    add("run", help="a run folder, made by words train")
-    add("--lengths", type=stages, default=LENGTHS, help="LENGTH:1,... (128:1 to 1024:1)")
-    add("--traces", type=int, default=256, help="fresh traces for each length (256)")
-    add("--seed", type=int, default=0, help="of the traces (0)")
+    parser = Parser(prog="python -m experiments.words eval")
+    parser.add_argument("run", help="a run folder, made by words train")
+    parser.add_argument("--lengths", type=stages, default=LENGTHS, help="LENGTH:1,... (to 1024:1)")
     args = parser.parse_args(argv)
 
-    config = read_checkpoint(args.run)["config"]
-    task = make_task(config)
-    model = load_weights(model_of(config, task), args.run)
-    for length, spacing in args.lengths:
-        task.check(length, spacing)
-    evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
+    task, model = make_run(read_checkpoint(args.run)["config"])
+    evaluate_and_print(load_weights(model, args.run), task, args.lengths)
 
 
 def main(argv=None):
-    chapter(__doc__, show, make_missing, commands={"train": train_words, "eval": eval_words},
-            argv=argv)
+    chapter(__doc__, show, make_missing, {"train": train_words, "eval": eval_words}, argv)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ OF_THE_SPINE = [command for command in COMMANDS if re.match(r"\w+\.py", command)
 CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run tests the spine alone, too
 
 
-@pytest.fixture
-def in_a_second(tmp_path, monkeypatch):
-    """An empty folder to type README in. A run has a few steps, a table a few traces."""
+def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, monkeypatch, capsys):
+    """In an empty folder. A run has a few steps here, and a table a few traces."""
     def few_steps(recipe):
         recipe.max_steps, recipe.last_steps, recipe.batch = 2, 1, 2
         if recipe.stage_steps:
@@ -30,17 +29,10 @@ def in_a_second(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr(train.Recipe, "__post_init__", few_steps)
     monkeypatch.setattr(evaluation.evaluate_and_print, "__defaults__", (2, 0))  # traces, seed
-    return tmp_path
 
-
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_each_block_of_code_runs_as_it_stands(block, in_a_second, capsys):
-    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
-    assert "(L,S)" in capsys.readouterr().out  # each ends with a table
-
-
-def test_the_commands_of_the_spine_run_in_their_order(in_a_second):
-    assert OF_THE_SPINE
+    for block in BLOCKS:
+        exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+        assert "(L,S)" in capsys.readouterr().out, block  # each ends with a table
     for script, *arguments in map(shlex.split, OF_THE_SPINE):
         if script in ("train.py", "eval.py"):
             arguments += ["--traces", "2"]
@@ -67,10 +59,8 @@ def test_the_other_commands_parse(command, monkeypatch):
 
 def test_what_the_readme_names_is_there():
     """Files, folders and pictures. Its test command is the one of CI."""
-    named = re.findall(r"\]\((?!http)([^)]+)\)|`([\w/.-]+\.(?:py|md|ipynb|txt))`", README)
-    paths = ["".join(path) for path in named]
-    assert len(paths) >= 5
-    for path in paths:
+    links = re.findall(r"\]\((?!http)([^)]+)\)", README)
+    for path in links + re.findall(r"`([\w/.-]+\.(?:py|md|ipynb|txt))`", README):
         if CHAPTERS or not path.startswith(("experiments", "analysis")):
             assert (ROOT / path).exists(), path
     command = re.search(r"python -m pytest[^\n`#]*", README)[0].strip()

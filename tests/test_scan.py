@@ -1,7 +1,6 @@
 """The chunked scan is the delta rule. Oracles: explicit matrices, the loop, data.py's permutations.
 
-Sizes are random and pairwise different, states are not zero, beta reaches 2: a swapped axis, a
-transposed read or an off-by-one at a chunk edge cannot hide.
+Sizes are pairwise different and states are not zero, so that no swapped axis can hide.
 """
 
 import numpy as np
@@ -61,8 +60,8 @@ def test_the_loop_and_the_chunks_are_the_definition(lead):
 @pytest.mark.parametrize("seed, device", [*((seed, "cpu") for seed in range(20)), pytest.param(
     0, "cuda", marks=needs_cuda)])
 def test_chunked_equals_the_loop_in_values_and_gradients(seed, device):
-    """Outputs, last state and the gradients of all five inputs, to 1e-10 in float64, for random
-    lengths, widths and chunks, a ragged end, beta at 1 and 2, too."""
+    """Outputs, last state and the gradients of all five inputs, for random lengths, widths and
+    chunks, a ragged end, beta at 1 and 2, too."""
     rng = np.random.default_rng(seed)
     T, chunk = int(rng.integers(1, 70)), int(rng.integers(1, 40))
     K, V = (int(x) for x in rng.permutation(np.arange(2, 8))[:2])
@@ -78,7 +77,7 @@ def test_chunked_equals_the_loop_in_values_and_gradients(seed, device):
         assert difference(ours, theirs) < 1e-10, (T, chunk, K, V)
 
 
-@pytest.mark.parametrize("R", [1, 2, 3])
+@pytest.mark.parametrize("R", [1, 3])
 def test_delta_product_is_r_steps_and_one_read(R):
     """R writes in the order r = 1 ... R, then the read of the token: explicit matrices again."""
     q, k, v, beta, state = inputs(T=11, writes=(R,))
@@ -112,30 +111,24 @@ def test_one_key_again_and_again_at_beta_two_costs_no_digits():
 def test_half_types_and_autocast_are_computed_in_float32():
     """bfloat16 has two digits: a state kept in it would be off by a hundredth. The results are
     those of the same numbers in float32, to the bit, forwards and backwards."""
-    arguments = [x.detach().float().requires_grad_() for x in inputs(T=21)]
-    q, k, v, beta, state = arguments
+    q, k, v, beta, state = [x.detach().float().requires_grad_() for x in inputs(T=21)]
     half = [q.bfloat16(), k, v.half(), beta.bfloat16(), state]
     full = [x.float() for x in half]
-
-    expected = delta_rule_chunked(*full)
-    expected_grads = gradients(delta_rule_chunked, full)
+    expected = [*delta_rule_chunked(*full), *gradients(delta_rule_chunked, full)]
     with torch.autocast("cpu", torch.bfloat16):
-        ours = delta_rule_chunked(*half)
-        grads = gradients(delta_rule_chunked, full)
-    assert all(x.dtype == torch.float32 for x in ours)
-    assert difference(ours, expected) == 0 and difference(grads, expected_grads) == 0
+        ours = [*delta_rule_chunked(*half), *gradients(delta_rule_chunked, full)]
+    assert ours[1].dtype == torch.float32 and difference(ours, expected) == 0
 
 
 # --- The swap machine -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, length, dtype", [
-    ("S5", 2000, torch.float64), ("D6", 300, torch.float64), ("S5", 2000, torch.float32)])
-def test_the_swap_machine_tracks_the_group_without_training(name, length, dtype):
+@pytest.mark.parametrize("name, dtype", [("S5", torch.float32), ("D6", torch.float64)])
+def test_the_swap_machine_tracks_the_group_without_training(name, dtype):
     """2n reflections per command, set by hand, give data.py's own states after every command. With
     beta = 1 the same keys erase what they should have moved."""
     group = Group(name)
     n = group.degree
-    commands = draw_commands(group, "full", (length,), np.random.default_rng(0))
+    commands = draw_commands(group, "full", (1000,), np.random.default_rng(0))
     keys = swap_machine_keys(torch.from_numpy(commands)).to(dtype)
     values, beta = keys.new_zeros(len(keys), n), torch.full(keys.shape[:-1], 2.0, dtype=dtype)
     start = torch.eye(2 * n, n, dtype=dtype)  # slot i holds value i, the spares are empty
@@ -146,23 +139,11 @@ def test_the_swap_machine_tracks_the_group_without_training(name, length, dtype)
 
     queries = torch.eye(2 * n, dtype=dtype)[:n, None]  # `print(x)` is the read q = e_x
     out, _ = delta_rule_chunked(queries.expand(n, *keys.shape), *[
-        x.expand(n, *x.shape) for x in (keys, values, beta, start)], chunk_size=40)
+        x.expand(n, *x.shape) for x in (keys, values, beta, start)])
     after_each_command = out[:, 2 * n - 1::2 * n]
-    states = run_commands(commands[None])[0]
-    assert (after_each_command.argmax(-1).numpy() == states.T).all()
+    assert (after_each_command.argmax(-1).numpy() == run_commands(commands[None])[0].T).all()
     assert after_each_command.max(-1).values.min() > 0.99
     assert delta_rule_chunked(keys, keys, values, beta / 2, start)[1].abs().max() < 0.6
-
-
-def test_the_machine_that_scan_py_shows_executes_its_commands(capsys):
-    """The last line of each command shows the variables that Python would have."""
-    scan.main(["--variables", "4"])
-    variables = dict(zip("abcd", (1, 2, 3, 4)))
-    for block in capsys.readouterr().out.split(">>> ")[1:]:
-        command, *lines = block.strip().splitlines()
-        exec(command, {}, variables)
-        shown = lines[-1].split("variables")[1].split("spares")[0].split()
-        assert shown == [str(value) for value in variables.values()] and len(lines) == 8
 
 
 # --- Refusals -------------------------------------------------------------------------------------
@@ -170,18 +151,16 @@ def test_the_machine_that_scan_py_shows_executes_its_commands(capsys):
 def test_what_does_not_fit_is_refused_by_letter():
     """The message names the tensor, and what it must be. A backward by hand has no derivative."""
     q, k, v, beta, state = (x.detach() for x in inputs(T=37))
-    loop, chunks = delta_rule_recurrent, delta_rule_chunked
     for function, wrong, words in [
-            (loop, (q, k, v, beta[..., :36]), r"beta must be \[..., T=37\].*\(2, 3, 36\)"),
-            (chunks, (q, k, v, beta, state.mT), "state must be"),
-            (loop, (q, k, v.float(), beta), "v torch.float32"),
-            (loop, [x.long() for x in (q, k, v, beta)], "floating-point type"),
-            (chunks, [x[:, :, :0] for x in (q, k, v, beta)], "T >= 1"),
+            (delta_rule_recurrent, (q, k, v, beta[..., :36]), r"beta must be \[..., T=37\]"),
+            (delta_rule_chunked, (q, k, v, beta, state.mT), "state must be"),
+            (delta_rule_recurrent, (q, k, v.float(), beta), "v torch.float32"),
             (delta_product, (q, k, v, beta), r"k must be \[..., T, R, K\]")]:
         with pytest.raises(ValueError, match=words):
             function(*wrong)
 
     q.requires_grad_()
-    gradient, = torch.autograd.grad(chunks(q, k, v, beta)[0].square().sum(), q, create_graph=True)
+    out, _ = delta_rule_chunked(q, k, v, beta)
+    gradient, = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()

@@ -1,5 +1,6 @@
 """Laws that the exercises need and no other file has; and two functions that students write."""
 
+import contextlib
 import inspect
 import random
 import types
@@ -12,37 +13,34 @@ from test_scan import by_matrices, difference, inputs
 
 import data
 import scan
-from data import Group
 from experiments import groups
 
 
 def test_numbers_compose_as_their_permutations_do():
-    """On A4xZ5, 60 elements on 20 points, in shapes that broadcast: first g, then h, run as two
-    commands. Most pairs do not commute."""
-    group = groups.product(Group("A4"), Group("Z5"))
-    g, h = np.arange(60)[:, None], np.arange(60)
+    """In shapes that broadcast: first g, then h, run as two commands. Most pairs do not commute."""
+    group = data.Group("S5")
+    g, h = np.arange(120)[:, None], np.arange(120)
     pairs = np.stack(np.broadcast_arrays(g, h), -1).reshape(-1, 2)
     last = data.run_commands(group.elements[pairs])[:, 1]
     assert (group.elements[groups.compose(group, g, h).ravel()] == last).all()
     assert groups.compose(group, 7, 11) == groups.compose(group, g, h)[7, 11]
 
 
-@pytest.mark.parametrize("lead", [(), (2, 3)])
-def test_the_loop_alone_is_the_definition(lead):
-    """Explicit matrices. The inputs are left as they are: autograd would refuse to write into
-    them."""
-    *arguments, state = inputs(T=7, lead=lead)
-    assert difference(scan.delta_rule_recurrent(*arguments, state),
-                      by_matrices(*arguments, state)) < 1e-10
-    assert difference(scan.delta_rule_recurrent(*arguments),
-                      by_matrices(*arguments, torch.zeros_like(state))) < 1e-10
+def test_the_loop_alone_is_the_definition():
+    """Explicit matrices. Traps: beta scales v - S^T k, not v alone; `state +=` writes into the
+    caller's state, which autograd refuses."""
+    *arguments, state = inputs(T=7)
+    for start, given in ((state, [state]), (torch.zeros_like(state), [])):
+        expected = by_matrices(*arguments, start)
+        assert difference(scan.delta_rule_recurrent(*arguments, *given), expected) < 1e-10
 
 
 def test_gradcheck_agrees_with_the_backward_by_hand():
-    """Finite differences of chunked_forward share nothing with (9) to (16)."""
-    *arguments, state = inputs(T=9, lead=(2,), K=3, V=2)
+    """Finite differences of chunked_forward share nothing with (9) to (16). Traps: M has a minus
+    and no diagonal; G_n belongs to the state AFTER chunk n."""
+    *arguments, beta, state = inputs(T=9, lead=(2,), K=3, V=2)
     chunks = [scan.in_chunks(x, 4).detach().requires_grad_()
-              for x in (*arguments[:3], arguments[3].unsqueeze(-1))]
+              for x in (*arguments, beta.unsqueeze(-1))]
     assert torch.autograd.gradcheck(scan.ChunkedDeltaRule.apply, [*chunks, state])
 
 
@@ -55,12 +53,11 @@ def test_gradcheck_agrees_with_the_backward_by_hand():
 def nearest_to_an_exchange(steps, beta_max):
     """Search for the steps I - beta k k^T whose product is nearest to an exchange.
 
-    Of the first two of three slots: X = [[0, 1, 0], [1, 0, 0], [0, 0, 1]]. The distance of a
-    product A_m ... A_1 is |A_m ... A_1 - X|, the root of the sum of squares.
+    X = [[0, 1, 0], [1, 0, 0], [0, 0, 1]] exchanges the first two of three slots.
     Returns: keys [steps, 3] of length 1, betas [steps] in [0, beta_max], float64.
     """
     torch.manual_seed(0)
-    starts = 30
+    starts = 30  # from one of them alone, the search may get stuck
     keys = torch.randn(starts, steps, 3).double().requires_grad_()
     angles = torch.randn(starts, steps).double().requires_grad_()
     optimizer = torch.optim.Adam([keys, angles], lr=0.05)
@@ -78,33 +75,28 @@ def nearest_to_an_exchange(steps, beta_max):
 
 
 def distance(keys, betas):
-    """|A_m ... A_1 - X|: keys [..., steps, 3], betas [..., steps] -> [...]."""
+    """|A_m ... A_1 - X|, the root of the sum of squares: [..., steps, 3], [..., steps] -> [...]."""
     product = torch.eye(3).double()
-    for key, beta in zip(keys.unbind(-2), betas.unbind(-1)):
-        stored = key.unsqueeze(-2) @ product
-        product = product - beta[..., None, None] * key.unsqueeze(-1) * stored
+    for key, beta in zip(keys.unbind(-2), betas[..., None, None].unbind(-3)):
+        product = (torch.eye(3) - beta * key[..., :, None] * key[..., None, :]) @ product
     return (product - torch.eye(3)[[1, 0, 2]]).norm(dim=(-2, -1))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("steps", [1, 4])
 def test_no_product_of_steps_with_beta_up_to_one_comes_nearer_to_an_exchange_than_one(steps):
     """With beta up to 2 the search finds an exchange. With beta up to 1 it ends at distance 1."""
-    found = {}
-    for beta_max in (1, 2):
+    for beta_max, nearest in ((1, 1), (2, 0)):
         keys, betas = nearest_to_an_exchange(steps, beta_max)
         assert keys.shape == (steps, 3) and (keys.norm(dim=-1) - 1).abs().max() < 1e-9
         assert betas.min() >= 0 and betas.max() <= beta_max
-        found[beta_max] = distance(keys.double(), betas.double()).item()
-    assert 1 - 1e-9 < found[1] < 1.01 and found[2] < 0.01
+        assert nearest - 1e-9 < distance(keys.double(), betas.double()) < nearest + 0.01
 
 
 # --- A test of one's own --------------------------------------------------------------------------
 
 def test_attention_reads_in_pieces_what_it_reads_at_once(models=models):
     """The output of an attention block depends on the tokens, not on how they are cut into pieces.
-
-    models: the module under test.
-    """
+    models is the module under test."""
     torch.manual_seed(0)
     block = models.AttentionBlock(6, 1).double()
     x = torch.randn(2, 9, 6).double()
@@ -124,17 +116,13 @@ WRONG = [("q = rotate(q, past)", "q = rotate(q)"), ("rotate(k, past)", "rotate(k
 
 
 def test_the_own_test_passes_on_models_and_fails_on_each_wrong_variant():
-    """In a random order, the right one twice."""
-    cases = [*WRONG, ("q", "q"), ("q", "q")]
-    random.shuffle(cases)
+    """In a random order. Traps: two pieces are too few, and a last piece of one token hides a mask
+    that looks ahead."""
     source = inspect.getsource(models)
-    for old, new in cases:
+    for old, new in random.sample([*WRONG, ("q", "q"), ("q", "q")], 7):
         assert source.count(old) == 1 or old == new
         variant = types.ModuleType("models")
         exec(source.replace(old, new), vars(variant))
-        try:
+        wrong = pytest.raises(AssertionError) if old != new else contextlib.nullcontext()
+        with wrong:
             test_attention_reads_in_pieces_what_it_reads_at_once(variant)
-            passed = True
-        except AssertionError:
-            passed = False
-        assert passed == (old == new), f"{old} -> {new}"

@@ -5,6 +5,7 @@ import pytest
 from conftest import session, typed_lines
 
 import eval
+import train
 from data import Group, ReplTask, generator
 from experiments import records, scale
 from experiments.groups import points_moved
@@ -106,4 +107,5 @@ def test_a_run_is_read_by_eval_and_goes_on_with_its_own_traces(tmp_path, monkeyp
     refused(scale.main, ["train"], "group")
     refused(scale.main, ["train", "A8"], "S<n>", "A8")
     refused(scale.main, ["train", "S9", "--resume", folder], "S8", "S9")
-    refused(scale.main, ["train", "--resume", small_run], "not a run of this command")
+    refused(scale.main, ["train", "--resume", small_run], "not made by")
+    refused(train.main, ["--resume", folder], "not made by")  # it would go on with other traces

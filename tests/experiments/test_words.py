@@ -1,20 +1,17 @@
 """Words: labels are products, training starts easy, and the ladder's mixers are what they claim."""
 
-import json
-
-import eval
 import numpy as np
 import pytest
 import torch
+
+import eval
 from data import Group, generator
-from experiments import groups, records, where, words
-from models import LanguageModel
+from experiments import groups, records, words
+from models import make_model
 from train import Recipe
 
 
-# --- The task -------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("name, commands", [("S4", "full"), ("S4", "swap"), ("A4xZ5", "full")])
+@pytest.mark.parametrize("name, commands", [("S4", "swap"), ("A4xZ5", "full")])
 def test_the_label_after_each_word_is_the_product_so_far(name, commands):
     """By lists of Python: a word g turns the state s into [s[g[0]], s[g[1]], ...]."""
     task = words.WordTask(words.group_of(name), commands)
@@ -25,10 +22,6 @@ def test_the_label_after_each_word_is_the_product_so_far(name, commands):
             state = [state[i] for i in task.group.elements[word]]
             assert state == task.group.elements[label].tolist()
     assert counts.tolist() == 6 * [[False, False, True] * 3]
-
-    moved = groups.points_moved(task.group.elements[np.unique(inputs)])
-    assert (moved == 2).all() if commands == "swap" else len(moved) > 15
-    assert task.chance == 1 / len(task.vocab) == 1 / task.group.order
 
 
 @pytest.mark.parametrize("name, easy_to", [("S5", 16), ("A5", 0)])
@@ -46,29 +39,22 @@ def test_training_shows_easy_words_of_large_groups_in_short_traces_only(name, ea
 
 def test_writes_begin_as_reflections_and_nothing_else_is_moved():
     """beta is near 0.9 of 2, and all other weights are those of the seed."""
-    config = words.new_config("S3", householders=3, seed=4)
-    task = words.make_task(config)
-    model, plain = words.model_of(config, task), words.make_model(config, task)
+    config = words.new_config({"group": "S3", "householders": 3, "seed": 4})
+    task, model = words.make_run(config)
+    plain = make_model(config, task)
     _, _, _, beta = model.blocks[0].inputs_of_scan(model.embedding(torch.arange(6)[None]))
     assert beta.shape == (1, 8, 6, 3) and 1.7 < beta.mean() < 1.9
-    moved = [(weight != plain.get_parameter(name)).sum().item()
-             for name, weight in model.named_parameters()]
+    moved = [(a != b).sum().item() for a, b in zip(model.parameters(), plain.parameters())]
     assert sum(moved) == 8 * 3
 
 
-# --- The mixers of the ladder ---------------------------------------------------------------------
-
-@pytest.mark.parametrize("rung", words.RUNGS)
-def test_a_stream_in_pieces_is_the_whole(rung):
-    """State out, state in, at places that no mixer's own chunks know."""
-    width, layers, make_mixer = words.RUNGS[rung]
-    model = LanguageModel(7, width, layers, 8, make_mixer).double()
+@pytest.mark.parametrize("rung", ["diagonal, -1 to 1", "rotations", "dense"])
+def test_a_stream_in_two_pieces_is_the_whole(rung):
+    model = words.RUNGS[rung](7).double()
     tokens = torch.randint(7, (2, 40))
-    state, pieces = None, []
-    for piece in tokens.tensor_split([1, 3, 30], 1):
-        logits, state = model.stream(piece, state)
-        pieces.append(logits)
-    assert (torch.cat(pieces, 1) - model(tokens)).abs().max() < 1e-10
+    first, state = model.stream(tokens[:, :7])
+    rest, _ = model.stream(tokens[:, 7:], state)
+    assert (torch.cat([first, rest], 1) - model(tokens)).abs().max() < 1e-10
 
 
 def test_each_transition_is_as_free_as_its_name_says():
@@ -88,34 +74,21 @@ def test_each_transition_is_as_free_as_its_name_says():
     assert (h - block.start).abs().max() > 0.1
 
 
-# --- The command and the records ------------------------------------------------------------------
-
-def test_a_run_of_words_is_read_by_its_own_command_only(tmp_path, monkeypatch, capsys, refused,
-                                                         small_run):
-    """--resume and eval print the table of the training; eval.py and other runs are refused."""
+def test_a_run_of_words_is_read_by_its_own_command_only(tmp_path, monkeypatch, capsys, refused):
+    """eval prints the table of the training, and eval.py refuses the run."""
     short = Recipe(curriculum=[(2, 1), (4, 1)], stage_steps=[2, 3], batch=2)
     monkeypatch.setattr(words, "recipe_of", lambda group, seed: short)
     folder = tmp_path / "run"
-    lengths = ["--lengths", "4:1,6:1", "--traces", "3"]
     tables = []
-    for command in (["train", "S3", "--householders", "2", "--device", "cpu", "--out", folder],
-                    ["train", "--resume", folder, "--device", "cpu"], ["eval", folder]):
-        words.main([*map(str, command), *lengths])
-        tables.append([line for line in capsys.readouterr().out.splitlines()
-                       if "(4,1)" in line or "(6,1)" in line or "along" in line])
-    result = json.loads((folder / "results.json").read_text())
-    assert f"{result['results'][0]['all']:.4f}" in tables[0][0]
-    assert result["config"]["options"]["householders"] == 2
-    assert tables[0] == tables[1] == tables[2]
-
+    for command in (["train", "S3", "--out", folder], ["eval", folder]):
+        words.main([*map(str, command), "--lengths", "4:1,6:1"])
+        lines = capsys.readouterr().out.splitlines()
+        tables.append([line for line in lines if line.lstrip().startswith(("(", "along"))])
+    assert tables[0] == tables[1] and len(tables[0]) == 5
     refused(eval.main, [folder], "words")
-    refused(words.main, ["eval", small_run], "traces")
-    refused(words.main, ["train", "--resume", folder, "--householders", "3"], "householders")
 
 
 def test_each_cell_has_one_record_and_each_record_its_cell():
-    """So --run makes nothing twice, and no table reads what no plan makes."""
-    for name, cells in [("ladder", words.LADDER), ("reflections", words.REFLECTIONS)]:
-        rows = records(name)
-        assert {len(where(rows, **cell)) for cell in cells} == {1}
-        assert all(any(cell.items() <= row.items() for cell in cells) for row in rows)
+    for name, cells in (("ladder", words.LADDER), ("reflections", words.REFLECTIONS)):
+        assert {len(records(name, **cell)) for cell in cells} == {1}
+        assert len(records(name)) == len(cells)
