@@ -308,6 +308,7 @@ class Group:
         if self.order != factorial(self.degree):
             raise UserError(f"swap commands need S<n>, which exchanges generate; got {self.name}")
 
+        # Each is the identity with two entries exchanged.
         swaps = []
         for i, j in itertools.combinations(range(self.degree), 2):
             swap = np.arange(self.degree)
@@ -318,6 +319,7 @@ class Group:
 
 def read_name(name):
     """S5 -> its letter, degree and order: (S, 5, 120).  Raises: UserError."""
+    # fullmatch: the whole name, so that S5x is refused and not read as S5.
     match = re.fullmatch(r"([SAZD])([1-9]\d*)", name)
     if not match:
         raise UserError(f"unknown group {name!r}: expected S<n>, A<n>, Z<n> or D<n>, e.g. --group "
@@ -334,6 +336,7 @@ def read_name(name):
 
 def check_group(name, elements):
     """Raises: UserError unless these [order, n] are a group that moves each point to each other."""
+    # Sorted, a permutation of n points is 0, 1, ..., n - 1.
     n = elements.shape[-1]
     if (np.sort(elements) != np.arange(n)).any():
         raise UserError(f"group {name}: each element must be a permutation of 0 to {n - 1}")
@@ -377,6 +380,7 @@ def list_dihedral(n):
 
 def is_odd(perms):
     """Whether each permutation is odd: its matrix has determinant -1. [..., n] -> bool [...]."""
+    # Row i of the matrix is the unit vector of perms[i].
     matrices = np.eye(perms.shape[-1])[perms]
     return np.linalg.det(matrices) < 0
 
@@ -449,6 +453,7 @@ def main(argv=None):
     add("--spacing", type=int, default=2, help="commands per reveal (2)")
     args = parser.parse_args(argv)
 
+    # The inputs lack the last token of a trace, and the targets the first.
     task = ReplTask(Group(args.group), args.commands)
     inputs, targets, _ = task.test_batch(1, args.length, args.spacing, generator(0, "valid"))
     tokens = [inputs[0, 0], *targets[0]]

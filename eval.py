@@ -47,6 +47,7 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     said = predict(model, inputs, f"({length},{spacing})")
     right = (said == targets)[reveals].reshape(traces, -1)  # [traces, reveals of a trace]
 
+    # What was read, and what a guess would have: then what the model has.
     row = {"length": length, "spacing": spacing, "traces": traces, "chance": task.chance}
     return row | score(right)
 
@@ -57,6 +58,7 @@ def predict(model, inputs, note=None):
 
     note: what a progress bar says; None for no bar.
     """
+    # On the device of the model, which need not be that of the traces.
     batch, length = inputs.shape
     tokens = torch.from_numpy(inputs).to(device_of(model))
     said = []
@@ -84,7 +86,8 @@ def score(right):
     perfect is a share of the traces, all the others are shares of the reveals. Everything is a
     plain number or a list of numbers, so that json can write it.
     """
-    # A trace counts as perfect if all its reveals are right, not if most of them are.
+    # A trace counts as perfect if all its reveals are right, not if most of them are. float: json
+    # knows no numbers of numpy.
     perfect = right.all(1)
     low, high = wilson(perfect.sum(), len(right))
     return {"reveals": right.size, "all": float(right.mean()), "final": float(right[:, -1].mean()),
@@ -105,6 +108,7 @@ def wilson(hits, total, z=1.96):
 
 def print_table(rows, columns=COLUMNS):
     """A line for each row; below it the accuracy along the trace."""
+    # Columns of nine characters, the name of the length ahead of them.
     print("\n     (L,S)" + "".join(f"{name:>9}" for name in columns) + "   95% of perfect")
 
     for row in rows:
@@ -122,6 +126,7 @@ def print_table(rows, columns=COLUMNS):
 
 def load(folder, device="cpu"):
     """The task and the trained model of a run folder.  Raises: UserError."""
+    # Runs of the library may have no config: nobody told them how their model was made.
     checkpoint = read_checkpoint(folder, device)
     if not checkpoint["config"].get("task"):
         raise UserError(f"{folder} does not name its task: make the model yourself, and read it "
@@ -150,6 +155,7 @@ def read_checkpoint(folder, device="cpu"):
 
 def fit_weights(model, checkpoint, folder):
     """The model with the result of a run, ready to be evaluated.  Raises: UserError."""
+    # torch says in many lines which tensor does not fit; one is enough here.
     try:
         model.load_state_dict(checkpoint["model"])
     except RuntimeError as error:
@@ -208,6 +214,7 @@ def main(argv=None):
             raise UserError(f"--plot writes .png, .pdf and .svg; got {args.plot}")
         open(args.plot, "a").close()
 
+    # The same table as at the end of the training, on other traces if the seed is another one.
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
         plot(rows, read_checkpoint(args.run)["config"], args.plot)

@@ -42,7 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
-from data import COMMANDS, Group, Parser, UserError, generator, run, stages
+from data import COMMANDS, Group, Parser, ReplTask, UserError, generator, run, stages
 from eval import COLUMNS, LENGTHS, device_of, evaluate, print_table, read_checkpoint
 from models import MODELS, find_device, make
 
@@ -56,6 +56,7 @@ SAVE_EVERY = 50  # steps
 
 def option(default, help, **more):
     """A field of Recipe, and at once an option of the command line: more is for argparse."""
+    # A factory, because a dataclass refuses a list as a default.
     return field(default_factory=lambda: default, metadata={"help": help, **more})
 
 
@@ -73,18 +74,22 @@ class Recipe:
     curriculum: list = option([(2, 1), (8, 1), (16, 2), (32, 4), (64, 8)],
                               "stages LENGTH:SPACING,...", type=stages)
     stage_steps: list = option(None, "the steps of each stage, N,N,...", type=counts)
+
+    # When a stage is over. One good batch may be luck, three in a row hardly.
     advance: float = option(0.97, "share of the reveals that ends a stage")
     streak: int = option(3, "batches in a row that must be above it")
     last_steps: int = option(150, "steps of the last stage")
     max_steps: int = option(1500, "steps before the last stage, at most")
     batch: int = option(16, "traces per step")
 
-    # How the weights move.
+    # How the weights move. Muon's rate is the size of a step, whatever that of the gradient.
     optimizer: str = option("muon", "of the matrices inside the model", choices=["muon", "adamw"])
     matrix_lr: float = option(0.02, "peak learning rate of those matrices")
     lr: float = option(4e-3, "peak learning rate of all other weights")
     weight_decay: float = option(0.01, "a step shrinks each weight by this share of its rate")
     reveal_weight: float = option(1.0, "of the extra loss on the revealed values")
+
+    # What chance decides, and what decides the last digits.
     seed: int = option(0, "of the traces, and of the weights to begin with")
     compile: bool = option(False, "torch.compile, which takes a minute")
 
@@ -93,6 +98,7 @@ class Recipe:
         return len(self.curriculum) - 1
 
     def __post_init__(self):
+        # Refused here, and not in the stage that would have no number.
         if self.stage_steps and len(self.stage_steps) != len(self.curriculum):
             raise UserError(f"the {len(self.curriculum)} stages of the curriculum need as many "
                             f"numbers of steps; got {self.stage_steps}")
@@ -118,6 +124,7 @@ class Progress:
         """
         self.step += 1
         self.stage_step += 1
+        # A batch that is not good ends the streak.
         if accuracy is not None:
             self.streak = self.streak + 1 if accuracy > recipe.advance else 0
         passed = self.streak >= recipe.streak
@@ -144,6 +151,8 @@ class Progress:
 
 
 # --- 2. Training ----------------------------------------------------------------------------------
+
+# Three functions that may be replaced, as arguments of train(): the rates, the mean, the loss.
 
 def share_of_peak(recipe, progress):
     """The share of the peak rates at this step: it rises from 0 to 1, once in a run, and stays."""
@@ -198,6 +207,7 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
     progress = Progress()
     log = []
 
+    # The first checkpoint is written before the first step: from there on the run can be resumed.
     config = {**(config or {}), **asdict(recipe)}
     if folder and holds_run(folder, resume):
         progress, log = restore(folder, recipe, model, average, optimizers)
@@ -226,14 +236,15 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
             objective, metrics = loss_of(network, batch, recipe)
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            objective.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+            objective.backward()  # adds to the gradient of each weight
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()  # of all weights
             if not math.isfinite(norm):
                 raise UserError(f"step {progress.step}: the gradient is not finite; the last "
                                 "checkpoint is a good one: try smaller rates, lr and matrix_lr")
             metrics = mean_over_processes({**metrics, "gradient_norm": norm}, device_of(model))
 
-            # Update. There are two optimisers, with a group of weights each.
+            # Update. There are two optimisers, with a group of weights each. torch keeps the rate
+            # of a group beside its weights.
             for optimizer, peak in zip(optimizers, peaks):
                 optimizer.param_groups[0]["lr"] = peak * rate_of(recipe, progress)
                 optimizer.step()
@@ -277,9 +288,9 @@ def result_of(model, average):
 
 def total_steps(recipe, progress):
     """How many steps the run will have, at most. Known exactly from the last stage on."""
-    # The bar needs a total for the time left. It shrinks when an early stage is passed early.
+    # The bar needs a total for the time left. It shrinks when the last stage begins early.
     if recipe.stage_steps:
-        return sum(recipe.stage_steps)
+        return sum(recipe.stage_steps)  # exact
     if progress.stage == recipe.last_stage:
         return progress.step - progress.stage_step + recipe.last_steps
     return recipe.max_steps + recipe.last_steps
@@ -289,7 +300,7 @@ def to_tensors(batch, device):
     """The traces of this process, as tensors on the device."""
     # Of two processes the first takes the rows 0, 2, 4, ..., of all arrays of the batch.
     rank, processes = this_process()
-    parts = {}
+    parts = {}  # the fields that change
     for name, part in batch._asdict().items():
         if isinstance(part, np.ndarray):
             parts[name] = part[rank::processes]
@@ -324,6 +335,7 @@ def make_optimizers(model, recipe):
         else:
             others.append(weight)
 
+    # A second beta below torch's 0.999: the runs are short, and their gradients change quickly.
     decay = recipe.weight_decay
     adamw = {"betas": (0.9, 0.95), "weight_decay": decay}
     optimizers = []
@@ -348,8 +360,10 @@ def holds_run(folder, resume):
 
 def save(folder, config, progress, log, model, average, optimizers):
     """Write model.pt: the result so far, and all that changes while a model is trained."""
+    # All processes hold the same; the first one writes.
     if this_process()[0] > 0:
         return
+
     content = io.BytesIO()  # in memory first: torch.save reports a full disk as a bug of its own
     torch.save({
         "config": config, "progress": asdict(progress), "log": log,
@@ -363,17 +377,19 @@ def save(folder, config, progress, log, model, average, optimizers):
 def restore(folder, recipe, model, average, optimizers):
     """Load the checkpoint into model, mean and optimisers. Returns: its progress and its log."""
     checkpoint = read_checkpoint(folder, device_of(model))
+    # By another recipe the rest of the run would be another run.
     for name, value in asdict(recipe).items():
         if checkpoint["config"].get(name) != value:
             raise UserError(f"the run in {folder} has another {name}, and not {value}")
 
+    # A stored model may have nothing but its result.
     try:
         model.load_state_dict(checkpoint["weights"])
         average.load_state_dict(checkpoint["average"])
-        for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
+        for optimizer, state in zip(optimizers, checkpoint["optimizers"]):
             optimizer.load_state_dict(state)
         return Progress(**checkpoint["progress"]), checkpoint["log"]
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (KeyError, RuntimeError) as error:
         raise UserError(f"{folder} cannot be resumed: {error!r}"[:200]) from None
 
 
@@ -390,19 +406,18 @@ def replace_file(path, content):
 
 def new_folder(out, name):
     """Make the folder `out`, or runs/NAME, runs/NAME-2 and so on: one that was not there."""
-    if out:
-        names = [Path(out)]
-    else:
-        numbered = (f"{name}-{number}" for number in itertools.count(2))
-        names = map(Path("runs").joinpath, itertools.chain([name], numbered))
+    for number in itertools.count(1):
+        suffix = f"-{number}" if number > 1 else ""
+        folder = Path(out or f"runs/{name}{suffix}")
 
-    for folder in names:
+        # mkdir succeeds for one process only, however many try. So two runs never share a folder.
         try:
-            folder.mkdir(parents=True)  # for one process only, however many try
+            folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            continue
-    raise UserError(f"--out {out} is there already: choose another, or go on with --resume {out}")
+            if out:
+                raise UserError(f"--out {out} is there already: choose another, or go on with "
+                                f"--resume {out}") from None
 
 
 # --- 4. Several processes -------------------------------------------------------------------------
@@ -438,6 +453,7 @@ def share_gradients(network, recipe):
     if recipe.batch % processes:  # unequal shares would make another mean
         raise UserError(f"a batch of {recipe.batch} traces cannot be shared by {processes} "
                         "processes: choose a multiple with --batch")
+    # It averages the gradients of all processes inside backward().
     return DistributedDataParallel(network) if processes > 1 else network
 
 
@@ -446,7 +462,9 @@ def mean_over_processes(metrics, device):
     _, processes = this_process()
     if processes == 1:
         return metrics
-    # all_reduce adds up the numbers of all processes, in place.
+
+    # all_reduce adds up the numbers of all processes, in place. Equal shares of a batch make their
+    # mean that of the batch. None, of a batch that tells nothing, is None in each process.
     known = [name for name, value in metrics.items() if value is not None]
     values = torch.tensor([metrics[name] for name in known], device=device)
     torch.distributed.all_reduce(values)
@@ -459,7 +477,8 @@ def main(argv=None):
     parser = Parser(prog="python train.py", description=__doc__.split("\n")[0])
     add = parser.add_argument
 
-    # What is trained, on what.
+    # What is trained, on what. No option has a default here: what was not typed is missing in
+    # `typed`, and a resumed run has it from its folder.
     add("--model", choices=MODELS, help="(linrnn)")
     add("--group", help="S<n>, A<n>, Z<n> or D<n> (S5)")
     add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
@@ -490,12 +509,14 @@ def main(argv=None):
 def new_config(typed):
     """The names and numbers that determine a run on traces: what was typed, else the defaults."""
     group = Group(typed.get("group", "S5"))
+    commands = typed.get("commands", "full")
     name = typed.get("model", "linrnn")
 
-    # The options of the model, as its own signature has them.
+    # The options of the model, as its own signature has them. All of them stand in the config: it
+    # means the same when a default is another one.
     parameters = inspect.signature(MODELS[name]).parameters
     options = {option: p.default for option, p in parameters.items() if option != "vocab_size"}
-    options["conv_width"] = group.degree + 3
+    options["conv_width"] = ReplTask(group, commands).conv_width
     for option in ("beta_max", "householders", "conv_width", "d_model", "heads", "layers"):
         if option in typed and option not in options:
             raise UserError(f"the model {name} has no option {option}")
@@ -504,15 +525,17 @@ def new_config(typed):
 
     # S5 is where the rates were found. With more variables a wide convolution adds up more terms.
     fall = min(1.0, 5 / group.degree)
-    rates = {"lr": 4e-3 * fall, "matrix_lr": 0.02 * fall**0.5}
+    chosen = {"lr": 4e-3 * fall, "matrix_lr": 0.02 * fall**0.5}
+    for part in fields(Recipe):
+        if part.name in typed:
+            chosen[part.name] = typed[part.name]
+
     if group.degree > 7:
         print(f"the defaults were found for up to seven variables; {group.name} has "
               f"{group.degree}, and may need a wider model and easier traces")
 
-    recipe = Recipe(**rates | {part.name: typed[part.name] for part in fields(Recipe)
-                               if part.name in typed})
     return {"command": COMMAND, "task": "traces", "model": name, "group": group.name,
-            "commands": typed.get("commands", "full"), "options": options, **asdict(recipe)}
+            "commands": commands, "options": options, **asdict(Recipe(**chosen))}
 
 
 # What a training command of one's own shares with this one: the options, and the functions below.
@@ -530,17 +553,20 @@ def add_run_options(parser):
 
 def options_typed(parser, argv):
     """The options that the user has typed, by name. None of them has a default in the parser."""
-    args = vars(parser.parse_args(argv))
+    args = vars(parser.parse_args(argv))  # argparse gives None for what was not typed
     return {name: value for name, value in args.items() if value is not None}
 
 
 def config_of_run(typed, command):
     """The config of the run that --resume names.  Raises: UserError for an option that differs."""
     config = read_checkpoint(typed["resume"])["config"]
+
+    # Another command may draw other traces from the same options.
     if config.get("command") != command:
         raise UserError(f"the run in {typed['resume']} was not made by {command}: resume it by the "
                         "command that made it")
 
+    # What was typed must be what the run has, but for its table and its device.
     known = {**config, **config.get("options", {})}
     for name, value in typed.items():
         if name not in ("resume", "device", "lengths", "traces") and known.get(name) != value:
@@ -564,6 +590,7 @@ def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, col
     for length, spacing in [*recipe.curriculum, *lengths]:
         task.check(length, spacing)
 
+    # Where it runs, and where it is kept.
     device = join_processes(find_device(typed.get("device")))
     first = this_process()[0] == 0
     folder = Path(typed["resume"]) if "resume" in typed else None
@@ -571,6 +598,7 @@ def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, col
         name = f"{config['model']}-{config['group']}-seed{recipe.seed}"
         folder = new_folder(typed.get("out"), name)
 
+    # Say what is trained, on what, and what a guess would reach. flush: at once, into a pipe, too.
     weights = sum(weight.numel() for weight in model.parameters())
     if first:
         print(f"{weights:,} parameters, chance {task.chance:.3f}, device {device}, "
@@ -588,6 +616,7 @@ def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, col
                   "threads": torch.get_num_threads(), "torch": torch.__version__}
         replace_file(folder / "results.json", json.dumps(result).encode())
 
+        # A stage counts as learned by its streak, the last one, too.
         print_table(rows, columns)
         print(f"\ntrained {last['step']} steps in {last['seconds'] / 60:.2f} minutes")
         if last["learned"] <= recipe.last_stage:

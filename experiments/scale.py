@@ -219,8 +219,8 @@ def picture():
     for group in ("S5", "S26"):
         tokens[group] = np.mean([row["tokens"] for row in where(full, group=group)])
     right = count(full, lambda row: at(row, 64)["all"] >= SOLVED)
-    title = (f"With 3 to 26 variables {right} linear RNNs (β ≤ 2) have 99.5% of the reveals right "
-             f"at (64,8),\nand {count(full, is_solved)} at (128,16); "
+    title = (f"With 3 to 26 variables {right} linear RNNs (β ≤ 2) have 99.5% of the reveals "
+             f"right at (64,8),\nand {count(full, is_solved)} at (128,16); "
              f"S26 takes {tokens['S26'] / tokens['S5']:.1f} times the tokens of S5")
     figure, (panels,) = canvas(title, 1, 2, (9.5, 4.4))
 
