@@ -610,19 +610,33 @@ def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, col
     if first:
         rows = [measure(model, task, *stage, traces) for stage in lengths]
         last = log[-1]
+        learned = stages_learned(model, task, recipe, last, hooks.get("loss_of", next_token_loss))
         result = {"config": config, "results": rows, "steps": last["step"],
                   "tokens": last["tokens"], "seconds": last["seconds"],
-                  "learned": last["learned"], "parameters": weights, "device": device,
+                  "learned": learned, "parameters": weights, "device": device,
                   "threads": torch.get_num_threads(), "torch": torch.__version__}
         replace_file(folder / "results.json", json.dumps(result).encode())
 
-        # A stage counts as learned by its streak, the last one, too.
         print_table(rows, columns)
         print(f"\ntrained {last['step']} steps in {last['seconds'] / 60:.2f} minutes")
-        if last["learned"] <= recipe.last_stage:
-            print(f"NOT LEARNED: stage {last['learned'] + 1} of {len(recipe.curriculum)}")
+        if learned <= recipe.last_stage:
+            print(f"NOT LEARNED: stage {learned + 1} of {len(recipe.curriculum)}")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+@torch.no_grad()
+def stages_learned(model, task, recipe, last, loss_of):
+    """How many stages of the curriculum are learned. last: the last entry of the log."""
+    # The last stage is asked of the result, on fresh traces. In training the weights of single
+    # steps are asked, which are worse than their mean.
+    rng = generator(recipe.seed, "valid")
+    batch = task.training_batch(recipe.batch, *recipe.curriculum[-1], rng)
+    _, metrics = loss_of(model, to_tensors(batch, device_of(model)), recipe)
+
+    if last["stage"] == recipe.last_stage and metrics["reveal_accuracy"] > recipe.advance:
+        return len(recipe.curriculum)
+    return min(last["learned"], recipe.last_stage)
 
 
 if __name__ == "__main__":

@@ -225,6 +225,17 @@ def test_the_library_goes_on_with_what_is_there_and_overwrites_nothing(tmp_path,
     assert same(checkpoint_of(tmp_path), whole)
 
 
+@pytest.mark.parametrize("accuracy, stage, streaks, expected", [
+    (1.0, 1, 0, 2), (0.9, 1, 2, 1), (0.9, 1, 0, 0), (1.0, 0, 0, 0)])
+def test_whether_the_last_stage_is_learned_is_asked_of_the_result(accuracy, stage, streaks,
+                                                                  expected):
+    """Of a run that came to it; of the stages before it their streaks tell."""
+    recipe = Recipe(curriculum=[(2, 1), (4, 2)], advance=0.95)
+    found = trainer.stages_learned(small_model(), S3, recipe, {"stage": stage, "learned": streaks},
+                                   lambda *_: (None, {"reveal_accuracy": accuracy}))
+    assert found == expected
+
+
 def test_the_same_command_twice_makes_two_folders(tmp_path, monkeypatch, refused):
     """Nothing is lost, and nothing refused; a folder of one's own choice must be new."""
     monkeypatch.chdir(tmp_path)
@@ -252,11 +263,11 @@ def test_resume_compares_every_option_that_determines_a_run(small_run, refused, 
 @pytest.mark.parametrize("options, steps, missed", [
     ("--model transformer", 6, ""), ("--model lstm --commands swap", 6, ""),
     ("--optimizer adamw --beta-max 1", 6, ""), ("--householders 2 --stage-steps 4,5", 9, ""),
-    ("--advance 2 --max-steps 3", 3, "1 of 2"), ("--stage-steps 3,2", 5, "2 of 2")])
+    ("--advance 2 --max-steps 3", 3, "1 of 2"), ("--advance 2 --stage-steps 3,2", 5, "1 of 2")])
 def test_one_loop_trains_every_model_and_its_folder_tells_what_came_out(options, steps, missed,
                                                                         tmp_path, capsys):
-    """A stage without its streak of 3 is named, the last one, too. A finished run that is resumed
-    prints its table again, and changes nothing."""
+    """The first stage that is not learned is named. A finished run that is resumed prints its table
+    again, and changes nothing."""
     folder = tmp_path / "run"
     small = " ".join(SMALL).replace("--heads 2", "").split()  # an LSTM has none
     main([*small, *options.split(), "--out", str(folder)])
