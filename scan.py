@@ -345,27 +345,22 @@ def chunked_backward(q_NCK, k_NCK, v_NCV, beta_NC1, inverse_NCC, w_NCK, start_NK
     """
     # (9) and (10), from the last chunk to the first. What does not depend on G is made at once.
     P_NCC = (q_NCK @ k_NCK.mT).tril_()
-    from_out_NCV = P_NCC.mT @ g_out_NCV
+    g_d_NCV = P_NCC.mT @ g_out_NCV
     from_out_NKV = q_NCK.mT @ g_out_NCV
 
     G = []
-    g_d = []
     for n in reversed(range(k_NCK.shape[-3])):
-        k_CK = k_NCK.select(-3, n)
-        w_CK = w_NCK.select(-3, n)
-        g_d_CV = from_out_NCV.select(-3, n) + k_CK @ G_KV                                      # (9)
+        g_d_CV = g_d_NCV.select(-3, n)  # a view: += changes g_d_NCV
+        g_d_CV += k_NCK.select(-3, n) @ G_KV                                                   # (9)
         G.append(G_KV)
-        g_d.append(g_d_CV)
-        G_KV = G_KV + from_out_NKV.select(-3, n) - w_CK.mT @ g_d_CV                           # (10)
-
+        G_KV = G_KV + from_out_NKV.select(-3, n) - w_NCK.select(-3, n).mT @ g_d_CV            # (10)
     G_NKV = torch.stack(G[::-1], -3)
-    g_d_NCV = torch.stack(g_d[::-1], -3)
 
     X_NCV = inverse_NCC.mT @ g_d_NCV                                                          # (11)
     M_NCC = (X_NCV @ d_NCV.mT).tril_(-1).neg_()
     g_P_NCC = (g_out_NCV @ d_NCV.mT).tril_()
 
-    # `+=` and `-=` write into the product just made, instead of into fresh memory.
+    # +=, -= and addcmul_ (x += a b) write into the product just made, and not into fresh memory.
     g_v_NCV = beta_NC1 * X_NCV                                                                # (12)
 
     g_beta_k_NCK = M_NCC @ k_NCK
@@ -374,7 +369,7 @@ def chunked_backward(q_NCK, k_NCK, v_NCV, beta_NC1, inverse_NCC, w_NCK, start_NK
     g_k_NCK = M_NCC.mT @ (beta_NC1 * k_NCK)
     g_k_NCK += g_P_NCC.mT @ q_NCK
     g_k_NCK += d_NCV @ G_NKV.mT
-    g_k_NCK += beta_NC1 * g_beta_k_NCK                                                        # (14)
+    g_k_NCK.addcmul_(beta_NC1, g_beta_k_NCK)                                                  # (14)
 
     g_q_NCK = g_out_NCV @ start_NKV.mT
     g_q_NCK += g_P_NCC @ k_NCK                                                                # (15)
