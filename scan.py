@@ -360,7 +360,7 @@ def chunked_backward(q_NCK, k_NCK, v_NCV, beta_NC1, inverse_NCC, w_NCK, start_NK
     M_NCC = (X_NCV @ d_NCV.mT).tril_(-1).neg_()
     g_P_NCC = (g_out_NCV @ d_NCV.mT).tril_()
 
-    # +=, -= and addcmul_ (x += a b) write into the product just made, and not into fresh memory.
+    # `+=` and `-=` write into the product just made, instead of into fresh memory.
     g_v_NCV = beta_NC1 * X_NCV                                                                # (12)
 
     g_beta_k_NCK = M_NCC @ k_NCK
@@ -369,7 +369,7 @@ def chunked_backward(q_NCK, k_NCK, v_NCV, beta_NC1, inverse_NCC, w_NCK, start_NK
     g_k_NCK = M_NCC.mT @ (beta_NC1 * k_NCK)
     g_k_NCK += g_P_NCC.mT @ q_NCK
     g_k_NCK += d_NCV @ G_NKV.mT
-    g_k_NCK.addcmul_(beta_NC1, g_beta_k_NCK)                                                  # (14)
+    g_k_NCK += beta_NC1 * g_beta_k_NCK                                                        # (14)
 
     g_q_NCK = g_out_NCV @ start_NKV.mT
     g_q_NCK += g_P_NCC @ k_NCK                                                                # (15)

@@ -81,11 +81,11 @@ def scan_inputs(model, tokens):
 # --- 2. Beta and keys, place by place -------------------------------------------------------------
 
 def in_commands(model, task, entry):
-    """What a block does at each token of 4,096 commands; of several writes of a token, the first.
+    """What a block does at each token of 1,024 commands; of several writes of a token, the first.
 
     Shapes: commands [N, n], an array; keys [N, line, H, K]; mean betas [H, line], an array.
     """
-    tokens, commands, begin = traces_of_commands(task, 64, 64, generator(0, "valid"))
+    tokens, commands, begin = traces_of_commands(task, 16, 64, generator(0, "valid"))
     _, k, _, beta = scan_inputs(model, tokens)[entry]
     k = k[..., begin:, 0, :].transpose(1, 2)  # [B, T, H, K]
     beta = beta[..., begin:, 0]  # [B, H, T]

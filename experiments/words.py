@@ -7,8 +7,8 @@ diagonal transitions to any rotation. The second has R reflections a token (scan
 
 Finding. Eigenvalues in [0, 1] lose even parity (S2), and a diagonal layer with -1 holds it. With as
 many reflections a token as the theory asks for, words of S3, S4, A5 and S5 are learned on all
-seeds; with fewer, on none. What is possible need not be learned soon: two reflections can make the
-words of A5, but on the ladder, with fewer tokens, only four do.
+recorded seeds; with fewer, on none. What is possible need not be learned soon: two reflections can
+make the words of A5, but on the ladder, with fewer tokens, only four do.
 
     python -m experiments.words                              the tables, from the records
     python -m experiments.words --run                        first makes what has no record
