@@ -595,8 +595,8 @@ def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, col
     first = this_process()[0] == 0
     folder = Path(typed["resume"]) if "resume" in typed else None
     if folder is None and first:
-        name = f"{config['model']}-{config['group']}-seed{recipe.seed}"
-        folder = new_folder(typed.get("out"), name)
+        name = f"{config['task']}-{config['model']}-{config['group']}-seed{recipe.seed}"
+        folder = new_folder(typed.get("out"), name.removeprefix("traces-"))
 
     # Say what is trained, on what, and what a guess would reach. flush: at once, into a pipe, too.
     weights = sum(weight.numel() for weight in model.parameters())
