@@ -582,11 +582,13 @@ def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, col
     config: as of new_config. typed: as of options_typed. lengths: of the closing table, if the
     user names none. measure, columns: as evaluate, and what to print of it. hooks: of train().
     """
-    # Refuse, before any work, what cannot be trained or evaluated.
+    # Of its table the run keeps what was typed, else what it had, else what the command proposes.
     recipe = Recipe(**{part.name: config[part.name] for part in fields(Recipe)})
     lengths = typed.get("lengths", config.get("lengths", lengths))
     traces = typed.get("traces", config.get("traces", 256))
     config = {**config, "lengths": lengths, "traces": traces}
+
+    # Refuse, before any work, what cannot be trained or evaluated.
     for length, spacing in [*recipe.curriculum, *lengths]:
         task.check(length, spacing)
 
@@ -609,7 +611,7 @@ def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, col
     # The results are on the disk before they are printed: `| head -1` loses nothing.
     if first:
         rows = [measure(model, task, *stage, traces) for stage in lengths]
-        last = log[-1]
+        last = log[-1]  # of the last step, whatever LOG_EVERY is
         learned = stages_learned(model, task, recipe, last, hooks.get("loss_of", next_token_loss))
         result = {"config": config, "results": rows, "steps": last["step"],
                   "tokens": last["tokens"], "seconds": last["seconds"],
