@@ -209,8 +209,17 @@ def chunked_forward(q_NCK, k_NCK, v_NCV, beta_NC1, state_KV):
 
     # All chunks at once again. tril with its diagonal: the read at t sees the write at t.
     out_NCV = q_NCK @ start_NKV
-    out_NCV += (q_NCK @ k_NCK.mT).tril_() @ d_NCV                                              # (8)
+    add_product_(out_NCV, (q_NCK @ k_NCK.mT).tril_(), d_NCV)                                   # (8)
     return out_NCV, state_KV, inverse_NCC, w_NCK, start_NKV, d_NCV
+
+
+def add_product_(x, a, b, sign=1):
+    """x += sign a @ b, in its place: the product needs no memory of its own.
+
+    Shapes: x [..., C, X]; a [..., C, Y]; b [..., Y, X].
+    """
+    # baddbmm_ knows one leading axis, and flatten makes one of all.
+    x.flatten(0, -3).baddbmm_(a.flatten(0, -3), b.flatten(0, -3), alpha=sign)
 
 
 def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=16):
@@ -360,19 +369,18 @@ def chunked_backward(q_NCK, k_NCK, v_NCV, beta_NC1, inverse_NCC, w_NCK, start_NK
     M_NCC = (X_NCV @ d_NCV.mT).tril_(-1).neg_()
     g_P_NCC = (g_out_NCV @ d_NCV.mT).tril_()
 
-    # `+=` and `-=` write into the product just made, instead of into fresh memory.
     g_v_NCV = beta_NC1 * X_NCV                                                                # (12)
 
     g_beta_k_NCK = M_NCC @ k_NCK
-    g_beta_k_NCK -= X_NCV @ start_NKV.mT                                                      # (13)
+    add_product_(g_beta_k_NCK, X_NCV, start_NKV.mT, -1)                                       # (13)
 
     g_k_NCK = M_NCC.mT @ (beta_NC1 * k_NCK)
-    g_k_NCK += g_P_NCC.mT @ q_NCK
-    g_k_NCK += d_NCV @ G_NKV.mT
+    add_product_(g_k_NCK, g_P_NCC.mT, q_NCK)
+    add_product_(g_k_NCK, d_NCV, G_NKV.mT)
     g_k_NCK += beta_NC1 * g_beta_k_NCK                                                        # (14)
 
     g_q_NCK = g_out_NCV @ start_NKV.mT
-    g_q_NCK += g_P_NCC @ k_NCK                                                                # (15)
+    add_product_(g_q_NCK, g_P_NCC, k_NCK)                                                     # (15)
 
     from_v_NC1 = (X_NCV * v_NCV).sum(-1, keepdim=True)
     from_k_NC1 = (g_beta_k_NCK * k_NCK).sum(-1, keepdim=True)
