@@ -176,7 +176,7 @@ def show():
                "minutes": minutes, "(4,1)": percent(4), "(8,1)": percent(8),
                "(16,2)": percent(16), "(128,16)": percent(128)})
 
-    table("The default command, on seeds on which nothing was chosen: reveals right in %",
+    table("The default command, five seeds: reveals right in %",
           records("default"), ["seed"], {"read": millions, "minutes": minutes, **{
               f"({length},{spacing})": percent(length) for length, spacing in LENGTHS}})
 
