@@ -21,7 +21,7 @@ TABLE = {
         ("key = (PURPOSES[purpose], *key)", "key = (PURPOSES[purpose],)", "seed_purpose_and_key")],
     "scan.py": [
         ("L_NCC = (beta_k_NCK @ k_NCK.mT)", "L_NCC = (k_NCK @ k_NCK.mT)", "equals_the_loop"),  # (4)
-        ("k_NCK.mT).tril_(), d_NCV", "k_NCK.mT).tril_(-1), d_NCV", "equals_the_loop"),  # (8)
+        ("(q_NCK @ k_NCK.mT).tril_()", "(q_NCK @ k_NCK.mT).tril_(-1)", "equals_the_loop"),  # (8)
         ("G_NKV = torch.stack(G[::-1], -3)", "G_NKV = torch.stack(G, -3)", "equals_the_loop"),
         ("(0, 0, 0, missing)", "(0, 0, missing, 0)", "equals_the_loop"),
         ("b.unsqueeze(-1) * (v_V - stored_V)", "b.unsqueeze(-1) * v_V - stored_V",
