@@ -9,6 +9,7 @@ commands, and off few at 512, where the state has drifted.
 Commands:
     python -m experiments.inside                 the five stored models
     python -m experiments.inside DIR ...         other run folders of a linrnn, with full commands
+    python -m experiments.inside --movie         the picture of README that moves
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 5 for beta and figure 6 for the intervention.
 The rest is this project's.
@@ -21,11 +22,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.animation import PillowWriter
 
 from data import Parser, UserError, draw_commands, generator, run, run_commands
 from eval import evaluate, load
 from experiments import RESULTS, span, table
-from experiments.plots import BLUE, GREY, canvas, draw, ticks_at
+from experiments.plots import BLUE, GREY, ORANGE, canvas, draw, ticks_at
 from models import DeltaBlock
 from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key,
                   swap_machine_keys)
@@ -373,11 +375,90 @@ def picture_of_worth():
     return figure
 
 
+# --- 7. The picture that moves --------------------------------------------------------------------
+
+def movie(path=RESULTS / "figures/reflections.gif"):
+    """A program, token by token: its text, the table that a stored model's head holds, and beta."""
+    figure, ((left, right),) = canvas(
+        "A linear RNN reads a program. With β = 2 the names on the right take the values out\n"
+        "of the table, and the names on the left of the next line put them into their new rows",
+        1, 2, (10, 4.2), width_ratios=[1.4, 1])
+    left.set_axis_off()
+    right.set_xticks(range(5), "12345", fontsize=12)
+    right.set_yticks(range(5), "abcde", fontsize=14)
+    right.set(xlabel="value (circles: Python's own)", ylabel="variable")
+    squares = right.imshow(np.eye(5), vmin=0, vmax=1, cmap="Greys")
+    circles, = right.plot(range(5), "o", color=ORANGE, fillstyle="none", markersize=22, mew=3)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # from here on nothing moves by itself
+
+    # A GIF has 256 colours. With few shades all fit, and a frame stores only what has changed.
+    figure.set_agg_filter(lambda pixels, dpi: ((15 * pixels).round() / 15, 0, 0))
+
+    # Three texts lie on one another: the lines that are read, the present line, the token.
+    font = {"family": "monospace", "fontsize": 15, "va": "top"}
+    done = figure.text(0.03, 0.82, "", color=GREY, **font)
+    line = figure.text(0.03, 0.82, "", **font)
+    here = figure.text(0.03, 0.82, "", color=BLUE, weight="bold", **font)
+    caption = figure.text(0.03, 0.07, "", color=BLUE, fontsize=20)
+
+    writer = PillowWriter(fps=4)
+    with writer.saving(figure, path, dpi=80):
+        for text, symbol, beta, held, values in while_reading(0, 3):
+            start = text.rfind("\n") + 1  # of the present line
+            above = "\n" * text.count("\n")
+            done.set_text(text[:start])
+            line.set_text(above + text[start:])
+            here.set_text(above + " " * (len(text) - start) + symbol.replace("\n", "↵"))
+            name = ", a reflection" if beta > 1.9 else ""
+            caption.set_text(f"β = {beta:.1f}{name}")
+            squares.set_data(held)
+            circles.set_xdata(values)
+            for label in right.get_yticklabels():
+                label.set_color(BLUE if label.get_text() in symbol else "black")
+            for _ in range(4 if symbol == " = " else 1):  # a pause where the table has settled
+                writer.grab_frame()
+
+
+@torch.no_grad()
+def while_reading(seed, lines):
+    """What the head that tracks holds after each token of a program of so many commands.
+
+    It begins at the ` = ` of the first command, where the first values have settled, and ends where
+    the last command has, at the ` = ` of one line more.
+    Returns: a list of (text ahead, symbol, beta, P as read [n, n], Python's values [n]).
+    """
+    task, model, entry, head = stored(seed)
+    heads = [(entry, head)]
+    image = LinearImage(heads, *collect_states(model, task, heads, 64, 16, generator(0, "valid")))
+
+    tokens, commands, begin = traces_of_commands(task, 1, lines + 1, generator(0, "test"))
+    symbols = [task.vocab[token] for token in tokens[0]]
+    beta = scan_inputs(model, tokens)[entry][3][0, head, :, 0]
+    n = task.group.degree
+    values = [np.arange(n), *run_commands(commands)[0]]
+
+    first = begin + settling_tokens(task) - 1
+    _, state = model.stream(tokens[:, :first])
+    found = []
+    for t in range(first, first + lines * (2 * n + 3) + 1):
+        _, state = model.stream(tokens[:, t:t + 1], state)
+        held = image.read(read_heads(state, heads))[0]
+        commands_done = symbols[begin:t + 1].count("\n")
+        found.append(("".join(symbols[:t]), symbols[t], beta[t], held, values[commands_done]))
+    return found
+
+
 def main(argv=None):
     parser = Parser(prog="python -m experiments.inside", description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="*", metavar="DIR", default=STORED,
                         help="run folders of a linrnn (the five stored models)")
-    show(parser.parse_args(argv).runs)
+    parser.add_argument("--movie", action="store_true", help="only make the picture that moves")
+    args = parser.parse_args(argv)
+    if args.movie:
+        movie()
+    else:
+        show(args.runs)
 
 
 if __name__ == "__main__":

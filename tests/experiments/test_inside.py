@@ -5,12 +5,13 @@ import re
 import numpy as np
 import pytest
 import torch
+from conftest import typed_lines
 from machine import SwapMachine
 
 from data import Group, ReplTask, generator
 from experiments.inside import (LinearImage, collect_states, in_commands, intervene, likeness, main,
                                 nearest, read_heads, read_off, right_hand_keys, scan_inputs,
-                                swap_machine_errors, tracking_heads, write_heads)
+                                swap_machine_errors, tracking_heads, while_reading, write_heads)
 from models import LinRNN
 from scan import delta_rule_recurrent, exchange_key
 
@@ -172,6 +173,22 @@ def test_the_hand_built_head_errs_by_rounding_only():
     for dtype in (torch.float64, torch.bfloat16):
         error, wrong = swap_machine_errors(Group("S5"), 400, dtype)
         assert wrong == 0 and error < 1e-10
+
+
+def test_the_picture_that_moves_shows_what_python_holds_once_a_command_has_settled():
+    """From the last name on the left on, one square a row is dark, that of the value which Python
+    gives the variable. Of the 13 tokens from ` = ` to ` = ` the first five are the names on the
+    right, and beta is near 2 there."""
+    read = while_reading(0, 3)
+    betas = np.array([beta for _, _, beta, *_ in read[1:]]).reshape(3, 13)
+    assert betas[:, :5].min() > 1.7
+
+    for last_name in (12, 25, 38):
+        for text, _, _, table, values in read[last_name:last_name + 2]:
+            variables = {}
+            exec("\n".join(typed_lines(text)[:-1]), variables)
+            own = np.array([variables[name] for name in "abcde"]) - 1
+            assert (values == own).all() and (table - torch.eye(5)[own]).abs().max() < 0.1
 
 
 def test_a_model_in_which_no_head_tracks_is_refused(small_run, refused):
