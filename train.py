@@ -3,7 +3,7 @@
 Each step draws fresh traces. Training walks through a curriculum of stages (length L, spacing S). A
 stage is left once the model answers more than `advance` of the reveals in `streak` batches in a
 row; the last stage lasts `last_steps` steps. A run that does not get through the earlier stages
-within `max_steps` ends there. `stage_steps` fixes the steps of every stage instead.
+within `max_steps` ends there. `stage_steps` fixes the steps of stages instead.
 
 At constant rates the weights of a step circle around a solution. So the model that is evaluated is
 the mean of the weights of all steps of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or
@@ -73,7 +73,8 @@ class Recipe:
     # of it tests single commands more often, and the plateau ends sooner.
     curriculum: list = option([(2, 1), (8, 1), (16, 2), (32, 4), (64, 8)],
                               "stages LENGTH:SPACING,...", type=stages)
-    stage_steps: list = option(None, "the steps of each stage, N,N,...", type=counts)
+    stage_steps: list = option(None, "the steps of each stage, N,N,..., or 0: until it is learned",
+                               type=counts)
 
     # When a stage is over. One good batch may be luck, three in a row hardly.
     advance: float = option(0.97, "share of the reveals that ends a stage")
@@ -96,6 +97,12 @@ class Recipe:
     @property
     def last_stage(self):
         return len(self.curriculum) - 1
+
+    def steps_of(self, stage):
+        """How many steps a stage has; 0 for one that lasts until it is learned."""
+        if self.stage_steps:
+            return self.stage_steps[stage]
+        return self.last_steps if stage == self.last_stage else 0
 
     def __post_init__(self):
         # Refused here, and not in the stage that would have no number.
@@ -132,17 +139,15 @@ class Progress:
             self.learned = self.stage + 1
 
         # Is the stage over?
-        last = self.stage == recipe.last_stage
-        if recipe.stage_steps:
-            over = self.stage_step == recipe.stage_steps[self.stage]
-        elif last:
-            over = self.stage_step == recipe.last_steps
+        steps = recipe.steps_of(self.stage)
+        if steps:
+            over = self.stage_step == steps
         else:
             over = passed
             self.finished = not passed and self.step >= recipe.max_steps
 
         # A new stage begins with an empty streak: its batches are harder.
-        if over and last:
+        if over and self.stage == recipe.last_stage:
             self.finished = True
         elif over:
             self.stage += 1
@@ -287,13 +292,13 @@ def result_of(model, average):
 
 
 def total_steps(recipe, progress):
-    """How many steps the run will have, at most. Known exactly from the last stage on."""
-    # The bar needs a total for the time left. It shrinks when the last stage begins early.
-    if recipe.stage_steps:
-        return sum(recipe.stage_steps)  # exact
-    if progress.stage == recipe.last_stage:
-        return progress.step - progress.stage_step + recipe.last_steps
-    return recipe.max_steps + recipe.last_steps
+    """How many steps the run will have, at most. Known exactly where all stages to come have a number."""
+    # The bar needs a total for the time left. It shrinks when a stage is learned early.
+    counts = [recipe.steps_of(stage) for stage in range(len(recipe.curriculum))]
+    left = counts[progress.stage:]
+    if all(left):
+        return progress.step - progress.stage_step + sum(left)
+    return recipe.max_steps + sum(counts)
 
 
 def to_tensors(batch, device):

@@ -122,8 +122,7 @@ def falls_at_the_end(recipe, progress):
     share = share_of_peak(recipe, progress)
     if progress.stage < recipe.last_stage:
         return share
-    steps = recipe.stage_steps[-1] if recipe.stage_steps else recipe.last_steps
-    return share * (1 - progress.stage_step / steps)
+    return share * (1 - progress.stage_step / recipe.steps_of(progress.stage))
 
 
 def never(recipe, progress):

@@ -64,7 +64,10 @@ def same(one, other):
     ({"last_steps": 4}, (1, 1, 1, 1, 1, 0, 1), [0] * 3 + [1] * 4, 1),  # a streak begins anew
     ({"max_steps": 4}, (1, 1, 0, 1), [0] * 4, 0),  # not passed
     ({"max_steps": 3}, (1, 1, 1, 0, 1), [0] * 3 + [1] * 2, 1),  # passed at the last moment
-    ({"stage_steps": [5, 1], "max_steps": 2}, (1, 1, 1, 1, 0, 1), [0] * 5 + [1], 1)])
+    ({"stage_steps": [5, 1], "max_steps": 2}, (1, 1, 1, 1, 0, 1), [0] * 5 + [1], 1),
+    ({"curriculum": [(2, 1), (4, 1), (8, 1)], "stage_steps": [0, 2, 1]}, (1, 1, 1, 0, 0, 1),
+     [0] * 3 + [1] * 2 + [2], 1),  # 0: until it is learned
+    ({"stage_steps": [0, 2], "max_steps": 4}, (1, 1, 0, 1), [0] * 4, 0)])
 def test_a_stage_ends_as_the_recipe_says(changes, accuracies, stages, learned):
     """learned is the number, from 1, of the last stage that has had its streak."""
     recipe = Recipe(**{"curriculum": [(2, 1), (4, 1)], "advance": 0.9, "last_steps": 2,
