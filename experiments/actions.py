@@ -221,7 +221,8 @@ def picture():
     """S5: own commands that are right, and states after forced commands, by the length."""
     figure, (panels,) = canvas("No arm copies listings of 32 commands, twice the longest in "
                                "training;\nthe hybrid goes on tracking the state at 64", 1, 2,
-                               (9, 3.8), sharey=True)
+                               (9.5, 3.8))
+    reads = {"own": "own commands read", "forced": "true commands given"}
     for axes, mode, what in zip(panels, MODES, ["commands", "states"]):
         found = {}
         for arm in ARMS:
@@ -229,7 +230,7 @@ def picture():
             shares = [[test[what] for test in where(row["results"], mode=mode)] for row in rows]
             found[NAMES[arm]] = LENGTHS, shares, COLOURS[arm]
         axes.set(ylim=(0, 1.02), xlabel="commands in the listing, S5",
-                 ylabel=f"{what} right, actions {mode}")
+                 ylabel=f"{what} right, {reads[mode]}")
         draw(axes, found, chance=1 / 120, trained=16, named=mode == "forced")
         ticks_at(axes, LENGTHS)
     return figure

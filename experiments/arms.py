@@ -23,7 +23,6 @@ Next: inside.py.
 import itertools
 from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -31,7 +30,7 @@ from data import Group, ReplTask, run
 from eval import LENGTHS
 from experiments import (RATES, at, chapter, grid, k_of_n, make, millions, minutes, percent,
                          records, span, table, where)
-from experiments.plots import COLOURS, NAMES, canvas, count, dot, draw, ticks_at
+from experiments.plots import BLUE, COLOURS, GREY, NAMES, canvas, count, dot, draw, ticks_at
 from experiments.scale import ManyVariables
 from models import LSTM, DeltaBlock, LanguageModel, LinRNN, Transformer
 from scan import delta_product
@@ -206,7 +205,8 @@ def learned(spacing):
 def picture():
     """Accuracy by the commands read, in traces of (16,2) on the left and of (128,16) on the right.
     """
-    rows = rows_of_arms(15)
+    rows = {arm: records("arms_eased", arm=arm, millions=15)
+            for arm in ("linrnn", "linrnn-beta1", "lstm", "transformer", "transformer-4")}
     solved = count(rows["linrnn"], lambda row: at(row, 128)["all"] > 0.99)
     figure, ((left, right),) = canvas("With β ≤ 2 the linear RNN tracks S5 to 128 commands "
                                       f"({solved} seeds);\nno other arm does, with over four "
@@ -226,64 +226,23 @@ def picture():
     return figure
 
 
-def picture_of_learning():
-    """Reveals right in training, against the tokens read."""
-    rows = rows_of_arms(45)
-    others = [row for arm in rows if arm != "linrnn" for row in rows[arm]]
-    title = ("Through the curriculum: the linear RNN with β ≤ 2 on "
-             f"{count(rows['linrnn'], is_through)} seeds, after 3 million tokens;\n"
-             f"other arms on {count(others, is_through)}, after 45 million")
-    figure, panels = canvas(title, 2, 3, (9.5, 5.6), sharex=True, sharey=True)
-    panels[1, 2].set_visible(False)
-    panels[0, 2].tick_params(labelbottom=True)  # no panel below it has the numbers
-
-    for axes, arm in zip(panels.flat, rows):
-        for row in rows[arm]:
-            tokens, lengths, shares = np.transpose(row["curve"])
-            begins = np.flatnonzero(np.diff(lengths)) + 1
-            axes.plot(tokens / 1e6, shares, color=COLOURS[arm], linewidth=0.7)
-            axes.plot(tokens[begins] / 1e6, shares[begins], "o", color="black", markersize=4)
-        axes.set(ylim=(0, 1.02), xscale="log", title=NAMES[arm], xticks=[0.1, 1, 10],
-                 xticklabels=["0.1", "1", "10"])
-        draw(axes, {}, 0.2)
-    figure.supxlabel("million tokens read; a dot is the beginning of a longer stage")
-    figure.supylabel("reveals right in training")
-    return figure
-
-
 def picture_of_spacing():
-    """Tokens until traces of (8,S) are learned, alone and behind the stage (2,1), arm by arm."""
+    """Which runs learned traces of (8,S), alone and behind the stage (2,1), arm by arm."""
     rows = records("arms_spacing")
-    counts = []
-    for S in SPACINGS:
-        counts.append(count(where(rows, group="S5", first="(2,1)", spacing=S), is_through))
-    panels_of = list(dict.fromkeys((row["group"], row["arm"]) for row in rows))
-    figure, (panels,) = canvas("Behind (2,1) the linear RNN with β ≤ 2 learns S5 with a reveal "
-                               f"after every 1, 2, 4, 8 commands\non {', '.join(counts)} seeds",
-                               1, len(panels_of), (9.5, 4.4), sharey=True)
-
-    for axes, (group, arm) in zip(panels, panels_of):
-        for row in where(rows, group=group, arm=arm):
-            shift, marker = (0.15, "x") if row["first"] else (-0.15, "o")
-            dot(axes, np.log2(row["spacing"]) + shift, row["tokens"] / 1e6,
-                marker if is_through(row) else "_", COLOURS[arm])
-        name = NAMES[arm].replace(", ", ",\n")
-        axes.set(xticks=range(4), xticklabels=SPACINGS, yscale="log", ylim=(0.2, 16),
-                 title=f"{group}\n{name}")
-        axes.set_yticks([0.25, 0.5, 1, 2, 4, 8], ["¼", "½", "1", "2", "4", "8"])
-        axes.minorticks_off()
-    figure.supxlabel("commands per reveal, S:   o  (8,S) alone,   x  behind (2,1),   –  not "
-                     "learned")
-    panels[0].set_ylabel("million tokens read")
+    twos = where(rows, group="S5", spacing=2)
+    alone, behind = (count(where(twos, first=first), is_through) for first in ("", "(2,1)"))
+    figure, ((axes,),) = canvas("With a reveal after every second command the linear RNN (β ≤ 2) "
+                                f"learns S5\non {behind} seeds behind the stage (2,1), and on "
+                                f"{alone} without it", size=(8, 4.4))
+    for row in rows:
+        name = f"{row['group']}, {NAMES[row['arm']]}, "
+        name += "behind (2,1)" if row["first"] else "alone"
+        marker, colour = ("o", BLUE) if is_through(row) else ("x", GREY)
+        dot(axes, SPACINGS.index(row["spacing"]) + (row["seed"] - 1) / 8, name, marker, colour)
+    axes.set(xticks=range(4), xticklabels=SPACINGS,
+             xlabel="commands per reveal, S;   three seeds:   o  learned,   x  not learned")
+    axes.invert_yaxis()
     return figure
-
-
-def rows_of_arms(most):
-    """The runs of each arm with so many million tokens. The linear RNN ends long before any."""
-    rows = {"linrnn": records("arms_eased", arm="linrnn")}
-    for arm in ("linrnn-beta1", "lstm", "transformer", "transformer-4"):
-        rows[arm] = records("arms_eased", arm=arm, millions=most)
-    return rows
 
 
 def main(argv=None):

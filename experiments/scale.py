@@ -28,8 +28,8 @@ from data import (COMMANDS, Group, Parser, ReplTask, UserError, draw_commands, n
                   run_commands)
 from eval import LENGTHS
 from experiments import (at, chapter, grid, k_of_n, make, millions, minutes, percent, records,
-                         span, table, where)
-from experiments.plots import BLUE, GREY, ORANGE, RED, SKY, canvas, count, dot
+                         table, where)
+from experiments.plots import BLUE, SKY, canvas, dot
 from models import LinRNN, make_model
 from train import Recipe, add_run_options, config_of_run, options_typed, train_run
 
@@ -212,37 +212,24 @@ def show():
 
 
 def picture():
-    """Tokens of the whole training, and reveals right, by the number of variables."""
+    """Tokens of the whole training, by the number of variables and the kind of commands."""
     rows = records("scale", without="none")
-    full = where(rows, commands="full")
     tokens = {}
     for group in ("S5", "S26"):
-        tokens[group] = np.mean([row["tokens"] for row in where(full, group=group)])
-    right = count(full, lambda row: at(row, 64)["all"] >= SOLVED)
-    title = (f"With 3 to 26 variables {right} linear RNNs (β ≤ 2) have 99.5% of the reveals "
-             f"right at (64,8),\nand {count(full, is_solved)} at (128,16); "
-             f"S26 takes {tokens['S26'] / tokens['S5']:.1f} times the tokens of S5")
-    figure, (panels,) = canvas(title, 1, 2, (9.5, 4.4))
-
+        full = where(rows, group=group, commands="full")
+        tokens[group] = np.mean([row["tokens"] for row in full])
+    figure, ((axes,),) = canvas("With full commands S26 takes "
+                                f"{tokens['S26'] / tokens['S5']:.1f} times the tokens of S5,\n"
+                                "for $10^{24}$ times the states")
     for row in rows:
-        n = int(row["group"][1:])
-        if row["commands"] == "swap":
-            dot(panels[0], n, row["tokens"] / 1e6, "x", SKY)
-        else:
-            dot(panels[0], n, row["tokens"] / 1e6, "o", BLUE)
-            for length, marker, colour in [(64, "o", BLUE), (128, "x", ORANGE), (256, "+", RED)]:
-                dot(panels[1], n, at(row, length)["all"], marker, colour)
-
-    panels[0].set(yscale="log", ylabel="million tokens until the curriculum is through",
-                  xlabel="variables, n:   o  full commands,   x  swaps")
-    panels[0].set_yticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
-    panels[1].plot(range(3, 27), [1 / n for n in range(3, 27)], "--", color=GREY, linewidth=0.9)
-    panels[1].set(ylim=(0, 1.03), ylabel="reveals right, full commands",
-                  xlabel="n:   o  64,   x  128,   +  256 commands;   dashed: chance")
-    for axes in panels:
-        axes.set_xscale("log")
-        axes.set_xticks([3, 5, 8, 12, 16, 20, 26], [3, 5, 8, 12, 16, 20, 26])
-        axes.minorticks_off()
+        marker, colour = ("o", BLUE) if row["commands"] == "full" else ("x", SKY)
+        dot(axes, int(row["group"][1:]), row["tokens"] / 1e6, marker, colour)
+    axes.set(xlabel="variables, n:   o  full commands,   x  swaps",
+             ylabel="million tokens of the training")
+    axes.loglog()
+    axes.set_xticks([3, 5, 8, 12, 16, 20, 26], [3, 5, 8, 12, 16, 20, 26])
+    axes.set_yticks([2, 5, 10, 20, 40], [2, 5, 10, 20, 40])
+    axes.minorticks_off()
     return figure
 
 

@@ -292,7 +292,7 @@ def picture():
         lengths = [result["length"] for result in mine[0]["results"]]
         shares = [[at(row, length)["all"] for length in lengths] for row in mine]
         found[name] = lengths, shares, colour
-    axes.set(ylim=(-0.02, 1.04), xlabel="length of the trace", ylabel="reveals right")
+    axes.set(ylim=(-0.02, 1.04), xlabel="commands in the trace", ylabel="reveals right")
     draw(axes, found, 0.2, trained=64)
     ticks_at(axes, [64, 256, 1024, 8192])
     return figure

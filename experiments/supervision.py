@@ -32,8 +32,9 @@ from torch import nn
 
 from data import Group, ReplTask, draw_commands, generator, next_tokens, run, run_commands
 from eval import predict
-from experiments import RATES, chapter, evaluate_all, grid, record, records, span, summary, table
-from experiments.plots import BLUE, ORANGE, canvas, dot
+from experiments import (RATES, chapter, evaluate_all, grid, record, records, span, summary, table,
+                         where)
+from experiments.plots import BLUE, ORANGE, canvas, count, dot
 from models import MODELS, Transformer
 from train import Recipe, next_token_loss, train
 
@@ -328,26 +329,32 @@ def right(place):
 
 
 def show():
-    table("Programs read until solved, by seed (-: not within the budget). Whole answers right in "
-          "%, to the\nlast question, after n, 2n and 4n lines; least-greatest of the seeds",
-          records("supervision"), ["task", "length", "spacing", "model", "arm", "budget"], {
-              "solved after": lambda rows: ", ".join(str(row["solved"] or "-") for row in rows),
+    rows = [row | {"L": row["length"], "S": row["spacing"]} for row in records("supervision")]
+    table("Programs of L lines, or traces of (L,S), read until solved, by seed (-: not within the "
+          "budget).\nWhole answers right in %, to the last question, after L, 2L, 4L lines; "
+          "least-greatest of seeds", rows, ["task", "L", "S", "model", "arm", "budget"], {
+              "solved after": lambda rows: " ".join(str(row["solved"] or "-") for row in rows),
               "chance": lambda rows: span([100 * rows[0]["results"][0]["chance"]], 0),
-              "n": right(-3), "2n": right(-2), "4n": right(-1)})
+              "at L": right(-3), "at 2L": right(-2), "at 4L": right(-1)})
 
 
 def picture():
-    """Programs read until solved, by task, stage and arm: a mark a run."""
-    figure, ((axes,),) = canvas("Told the state, the linear RNN solves parity, exchanges and "
-                                "traces early,\nand arithmetic not at all", size=(8, 6))
+    """Programs that the linear RNN read until it solved them, by task, length and arm."""
     rows = records("supervision", model="linrnn")
-    rows.sort(key=lambda row: (row["task"], row["arm"], row["length"], row["spacing"]))
+    rows.sort(key=lambda row: (row["task"], row["length"], row["spacing"]))
+    told = [row for row in rows if row["arm"] in ("linear", "decoder")]
+    most = max(row["solved"] for row in told if row["task"] != "arithmetic")
+    solved = count(where(told, task="arithmetic"), lambda row: row["solved"] is not None)
+    figure, ((axes,),) = canvas("Told the state, the linear RNN solves parity, permutations and "
+                                f"traces\nwithin {most:,} programs, and arithmetic on {solved} "
+                                "seeds", size=(8, 6))
     for row in rows:
-        told = row["arm"] in ("linear", "decoder")
-        dot(axes, row["solved"] or row["budget"],
-            f"{row['task']} ({row['length']},{row['spacing']}), {row['arm']}",
-            "o" if row["solved"] else "x", BLUE if told else ORANGE)
+        stage = f"({row['length']},{row['spacing']})" if row["task"] == "traces" else row["length"]
+        dot(axes, row["solved"] or row["budget"], f"{row['task']} of {stage}, {row['arm']}",
+            "o" if row["solved"] else "x", BLUE if row in told else ORANGE)
     axes.set_xscale("log")
+    axes.set_xticks([1000, 3000, 10_000, 30_000], ["1,000", "3,000", "10,000", "30,000"])
+    axes.minorticks_off()
     figure.supxlabel("programs read:   o  until solved,   x  all of the budget, not solved;   "
                      "blue: told the state")
     return figure

@@ -36,7 +36,7 @@ from eval import LENGTHS, device_of, load, predict, read_checkpoint, wilson
 from experiments import (at, chapter, evaluate_all, grid, make, percent, record, records, table,
                          where)
 from experiments.groups import shortest_words
-from experiments.plots import BLUE, GREY, ORANGE, RED, canvas, count, dot, ticks_at
+from experiments.plots import BLUE, canvas, count, dot, draw, ticks_at
 from models import LinRNN, find_device
 from train import Recipe
 
@@ -253,26 +253,18 @@ def show():
 
 
 def picture():
-    """What is right of commands that training did not show, by the number of those that it did."""
+    """Unseen commands that are right from each state, by the number of commands in training."""
     rows = records("unseen", kind="unseen")
     alls = {seen: count(where(rows, seen=seen), all_right) for seen in (60, 108)}
-    figure, (panels,) = canvas("Every unseen command is right from every state with 60 seen "
-                               f"({alls[60]} seeds) and with 108 ({alls[108]});\nalong traces "
-                               "errors add up", 1, 2, (9.5, 4.2), sharey=True)
-
+    figure, ((axes,),) = canvas("Every unseen command is right from every state with 60 seen "
+                                f"({alls[60]} seeds)\nand with 108 ({alls[108]})")
     for row in rows:
         pairs = at(row, 2)
-        dot(panels[0], row["seen"], pairs["pairs_right"] / pairs["pairs"], "o", BLUE)
-        for length, marker, colour in [(64, "o", BLUE), (128, "x", ORANGE), (256, "+", RED)]:
-            dot(panels[1], row["seen"], at(row, length)["all"], marker, colour)
-
-    for axes, chance in zip(panels, [1 / 120, 1 / 5]):
-        axes.axhline(chance, color=GREY, linestyle="--", linewidth=0.9)
-        axes.set(ylim=(0, 1.04), xlabel="commands seen in training, of 120")
-        ticks_at(axes, [5, 12, 30, 60, 108])
-    panels[0].set_ylabel("unseen command and state, pairs right")
-    panels[1].set_ylabel("reveals right, unseen commands")
-    figure.supxlabel("right:   o  64,   x  128,   +  256 unseen commands;   dashed: chance")
+        dot(axes, row["seen"], pairs["pairs_right"] / pairs["pairs"], "o", BLUE)
+    axes.set(ylim=(0, 1.04), xlabel="commands seen in training, of 120;   o  a seed",
+             ylabel="right pairs of state and unseen command")
+    draw(axes, {}, chance=1 / 120)
+    ticks_at(axes, [5, 12, 30, 60, 108])
     return figure
 
 
