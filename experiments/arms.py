@@ -1,4 +1,4 @@
-"""Which mixer learns to track REPL traces, and with how many tokens?
+"""Which mixer learns to track, at what cost?
 
 All arms have one frame, one curriculum and one batch; the optimiser and its rates are each arm's
 own. There is an easy way in: where each command has a reveal, training shows products of a few

@@ -1,4 +1,4 @@
-"""What can be known when commands are uncertain, and how do linear representations of it end?
+"""What can be known of uncertain commands?  And how do linear representations of it end?
 
     >>> if random() < 0.25: a, b = b, a         new = old[g] with probability 1/4, else new = old
     ...                                         an empty line ends the command, as in any session
@@ -415,7 +415,6 @@ def loss_of(model, batch, recipe):
     return objective, metrics | {"reveal_accuracy": share}
 
 
-@torch.no_grad()
 def evaluate(model, task, length, spacing, traces=256, seed=0):
     """The row of eval.py on fresh traces, and how far the model is from the filter.
 
@@ -425,18 +424,24 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     """
     row = evaluation.evaluate(model, task, length, spacing, traces, seed)
 
-    # The same traces again, for the probabilities. All at once would not fit into memory.
+    # The same traces again, for the probabilities.
     drawn = task.test_batch(traces, length, spacing, generator(seed, "test", length, spacing))
+    kl, guess = nats_from_filter(model, task, drawn)
+    return row | {"bayes": float(drawn.best.max(-1).mean()), "kl": float(kl.mean()),
+                  "guess": float(guess.mean()), "kl_by_position": kl.mean(0).tolist()}
+
+
+@torch.no_grad()
+def nats_from_filter(model, task, drawn):
+    """KL at each reveal of a CoinBatch, of the model and of a uniform guess: two of [B, L/S]."""
+    # All at once would not fit into memory.
     batch = to_tensors(drawn, evaluation.device_of(model))
     found = []
     for tokens, reveals in zip(batch.inputs.split(16), batch.reveals.split(16)):
         probabilities = model(tokens)[reveals].double().softmax(-1)  # [reveals, vocabulary]
         found.append(probabilities[:, task.value_tokens])
-    kl = kl_from(batch.best, torch.cat(found).view(batch.best.shape).cpu().numpy())
-
-    guess = kl_from(batch.best, 1 / task.group.degree)
-    return row | {"bayes": float(batch.best.max(-1).mean()), "kl": float(kl.mean()),
-                  "guess": float(guess.mean()), "kl_by_position": kl.mean(0).tolist()}
+    predicted = torch.cat(found).view(drawn.best.shape).cpu().numpy()
+    return kl_from(drawn.best, predicted), kl_from(drawn.best, 1 / task.group.degree)
 
 
 def train_coins(argv):

@@ -1,4 +1,4 @@
-"""How much faster than the loop is the chunked scan?
+"""How fast is the scan?
 
 Four forms of the delta rule do the same work, forward and backward, and are timed in turns:
 

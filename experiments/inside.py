@@ -1,4 +1,4 @@
-"""Which head of a linear RNN tracks the state, with which beta and keys, and what does it hold?
+"""Which head tracks, and what does it hold?
 
 Finding, on the five stored models of S5. One head of four tracks, with beta near 2 at all five
 right-hand names of a command, and only this head needs its reflections. Its keys are not in general

@@ -1,4 +1,4 @@
-"""What must grow with the number of variables?  One rule for any n <= 26, and runs without a part.
+"""What must grow with the variables?  One rule for any n <= 26, and runs without a part.
 
     python -m experiments.scale                     the tables, from the records
     python -m experiments.scale --run               trains what is missing, 2.5 hours in all

@@ -1,4 +1,4 @@
-"""How free must a transition be to hold a group?  Words: a token is a whole group element.
+"""How free must a transition be?  Words: a token is a whole group element.
 
 A trace spells a command over many tokens, and each can bring a reflection. A word is one token, so
 one layer must make the whole permutation of it. The first table is a ladder of mixers, from

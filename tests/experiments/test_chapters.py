@@ -49,6 +49,14 @@ def test_chapters_stand_side_by_side_on_the_spine(name):
             assert name not in SHARED and (other in SHARED or (name, other) in ARROWS), module
 
 
+def test_the_page_of_chapters_and_their_help_ask_the_same_questions():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    asked = dict(re.findall(r"^\| `(\w+)` \| ([^|]+\?) \|", readme, re.MULTILINE))
+    assert asked.keys() == CHAPTERS.keys() - SHARED
+    for name, question in asked.items():
+        assert importlib.import_module(f"experiments.{name}").__doc__.startswith(question)
+
+
 def digests():
     """Of all records and pictures."""
     files = sorted(path for path in RESULTS.rglob("*") if path.is_file())
