@@ -1,118 +1,202 @@
-"""Repetitions are real programs; what counts in training; the hand-built head; the study."""
+"""Repetitions are real programs; what counts in training; the map of a cycle; the study."""
 
 import numpy as np
 import pytest
 import torch
 from test_beliefs import check_traces
 
-from data import Group
+from data import Group, run_commands
 from experiments import adversary, records, where
-from experiments.adversary import CELLS, RepetitionTask, hold_pair, only_last_reveal
+from experiments.adversary import (AFTER, BEFORE, CELLS, RepetitionTask, cycle_map, effect,
+                                   growth, hold_pair, make_arm, without_forced)
 from experiments.beliefs import loss_of
 from models import LinRNN
 from train import Recipe, to_tensors
 
 
-def task_of(group="S3", **options):
-    return RepetitionTask(Group(group), "swap", **options)
+def task_of(pattern="first", coins="honest", **options):
+    return RepetitionTask(Group("S3"), pattern, coins, **options)
 
 
-@pytest.mark.parametrize("schedule, share, last", [("adversarial", 0, 0), ("honest", 0.5, 0.5),
-                                                   ("forced", 0, 0.5)])
-def test_a_repetition_shows_the_first_variable_of_one_exchange_behind_fair_coins(
-        schedule, share, last, monkeypatch):
-    """The belief ahead of each reveal is half of each value of the pair. Training does not read the
-    schedule."""
-    task = RepetitionTask(Group("S4"), "full", 0.5)
-    check_traces(task, task.draw(3, 6, 2, np.random.default_rng(2), schedule), monkeypatch)
+SHOWN = {"first": {(0, 0, 0, 0)}, "second": {(1, 1, 1, 1)}, "turn": {(0, 1, 0, 1)}}
 
-    task.schedule = schedule
-    program = task.draw(500, 12, 3, np.random.default_rng(18), schedule)
-    assert (program.probability == np.where(np.arange(12) < 3, 1, 0.5)).all()
-    cycle = program.commands[:, 3:]
+
+@pytest.mark.parametrize("pattern", ["first", "second", "turn", "random", "mixed"])
+@pytest.mark.parametrize("coins, share", [("forced", 0), ("honest", 0.5)])
+def test_a_repetition_is_one_exchange_behind_fair_coins_inside_a_certain_program(
+        pattern, coins, share, monkeypatch):
+    """The belief ahead of each reveal of a cycle is half of each value of the pair."""
+    task = RepetitionTask(Group("S4"))
+    rng = np.random.default_rng(2)
+    check_traces(task, task.repetition(3, pattern, coins, 4, AFTER, rng), monkeypatch)
+
+    program = task.repetition(500, pattern, coins, 4, AFTER, rng)
+    cycles = slice(BEFORE, BEFORE + 4)
+    inside = np.zeros(BEFORE + 4 + AFTER, bool)
+    inside[cycles] = True
+    assert (program.probability == np.where(inside, 0.5, 1)).all()
+    assert program.executed[:, ~inside].all()
+    assert abs(program.executed[:, cycles][:, :-1].mean() - share) <= 6 * share / 1500**0.5
+    assert abs(program.executed[:, cycles][:, -1].mean() - 0.5) <= 3 / 500**0.5
+
+    # One exchange a trace, all of them, and the variable that is shown.
+    cycle = program.commands[:, cycles]
     moved = cycle[:, 0] != np.arange(4)
     assert (cycle == cycle[:, :1]).all() and len(np.unique(moved, axis=0)) == 6
-    assert (moved.sum(-1) == 2).all() and (program.asked == moved.argmax(1)[:, None]).all()
+    second = 3 - moved[:, ::-1].argmax(1)
+    is_second = program.asked[:, cycles] == second[:, None]
+    is_first = program.asked[:, cycles] == moved.argmax(1)[:, None]
+    assert (is_first ^ is_second).all()
+    shown, counts = np.unique(is_second, axis=0, return_counts=True)
+    shown = set(map(tuple, shown.astype(int)))
+    assert shown == SHOWN.get(pattern, shown)
+    if pattern == "random":
+        assert len(shown) == 16 and counts.max() < 70
+    if pattern == "mixed":
+        assert len(shown) == 16 and min(counts[0], counts[-1]) > 100
 
-    assert program.executed[:, :3].all()
-    assert abs(program.executed[:, 3:-1].mean() - share) <= 6 * share / 4000**0.5
-    assert abs(program.executed[:, -1].mean() - last) <= 6 * last / 500**0.5
-    best = task.test_batch(500, 12, 3, np.random.default_rng(18)).best
-    assert (best == task.best_predictions(program)).all()
-    assert (best[:, 1:] == best[:, 1:2]).all() and ((best[:, 1:] == 0.5).sum(-1) == 2).all()
-    assert task.training_batch(500, 12, 1, np.random.default_rng(18)).best.max() == 1
+    best = task.best_predictions(program)
+    assert (best[:, cycles].max(-1) == 0.5).all()
+    assert (best[:, ~inside][:, :BEFORE].max(-1) == 1).all()
 
 
-@pytest.mark.parametrize("repetitions, expected", [("honest", {4, 7}), ("half", {1, 4, 7}),
-                                                   ("forced", {1, 4})])
-def test_a_quarter_of_the_batches_of_sparse_stages_are_repetitions(repetitions, expected):
-    """Honest ones have 6 cycles; of forced ones, of 1 to 6 and an honest one, the last counts. None
-    of them counts for a stage."""
-    task, rng = task_of(cycles=6, repetitions=repetitions), np.random.default_rng(5)
-    made = [task.training_batch(1, 16, 4, rng) for _ in range(200)]
-    counts = np.array([batch.reveals.sum() for batch in made])  # of reveals; random ones have 4
-    assert set(counts) == expected
-    assert [batch.best is None for batch in made] == (counts != 4).tolist()
-    assert abs(np.mean(counts != 4) - 0.25) < 6 * (0.25 * 0.75 / 200)**0.5
+@pytest.mark.parametrize("pattern, after", [("random", 0), ("mixed", AFTER)])
+@pytest.mark.parametrize("coins", ["honest", "forced", "half"])
+def test_a_quarter_of_the_batches_of_sparse_stages_are_repetitions(pattern, after, coins):
+    """All reveals of honest ones count; of forced ones those ahead of the cycles, the last of them,
+    and what follows. None of them counts for a stage."""
+    task, rng = task_of(pattern, coins, cycles=6), np.random.default_rng(5)
+    made = [task.training_batch(1, 16, 4, rng) for _ in range(300)]
+    repeated = np.array([batch.best is None for batch in made])
+    assert abs(repeated.mean() - 0.25) < 6 * (0.25 * 0.75 / 300)**0.5
+    assert {batch.reveals.sum() for batch in made if batch.best is not None} == {4}
 
-    tokens = {made[i].inputs.shape[1] for i in np.flatnonzero(counts == 1)}
-    possible = [task.draw(1, 2 + cycles, 1, rng, "forced") for cycles in range(1, 7)]
-    assert not tokens or tokens == {task.batch_of(one).inputs.shape[1] for one in possible}
+    counts = {batch.reveals.sum() for batch in made if batch.best is None}
+    honest, forced = {BEFORE + 6 + after}, {BEFORE + 1 + after}
+    assert counts == {"honest": honest, "forced": forced, "half": honest | forced}[coins]
+
+    lengths = {batch.inputs.shape[1] for batch in made if batch.best is None
+               and batch.reveals.sum() in forced}
+    possible = [task.repetition(1, pattern, "forced", cycles, after, rng) for cycles in range(2, 8)]
+    if coins != "honest":
+        assert lengths == {task.batch_of(one).inputs.shape[1] for one in possible}
     assert {task.training_batch(2, 8, 1, rng).reveals.sum() for _ in range(20)} == {16}
 
 
-def test_only_the_last_reveal_of_a_forced_repetition_counts_in_the_loss():
-    """There the coin is honest. All tokens but the forced reveals count as ever."""
+def test_forced_reveals_do_not_count_in_the_loss():
+    """All tokens but these count as ever."""
     task = task_of()
-    traces = task.batch_of(task.draw(5, 5, 1, np.random.default_rng(6), "forced"))
+    program = task.repetition(5, "mixed", "forced", 4, AFTER, np.random.default_rng(6))
+    traces = task.batch_of(program)
     places = traces.reveals[0].nonzero()[0]
+    forced = places[BEFORE:BEFORE + 3]
     model = LinRNN(len(task.vocab), d_model=8, heads=2).double()
     log_q = model(torch.from_numpy(traces.inputs)).log_softmax(-1)
     losses = -log_q.gather(2, torch.from_numpy(traces.targets).unsqueeze(2)).squeeze(2)
-    kept = np.delete(np.arange(losses.shape[1]), places[:-1])
-    last = losses[:, places[-1]].mean()
+    kept = np.delete(np.arange(losses.shape[1]), forced)
+    counted = losses[:, np.setdiff1d(places, forced)].mean()
 
-    objective, metrics = loss_of(model, to_tensors(only_last_reveal(traces), "cpu"), Recipe())
-    assert abs(metrics["reveal_loss"] - last.item()) < 1e-10
-    assert (objective - losses[:, kept].sum() / losses.numel() - last).abs() < 1e-10
+    objective, metrics = loss_of(model, to_tensors(without_forced(traces, 4), "cpu"), Recipe())
+    assert abs(metrics["reveal_loss"] - counted.item()) < 1e-10
+    assert (objective - losses[:, kept].sum() / losses.numel() - counted).abs() < 1e-10
+
+
+@pytest.mark.parametrize("pattern, period", [("first", 1), ("second", 1), ("turn", 2)])
+def test_a_cycle_is_one_affine_map_in_one_layer(pattern, period):
+    """S <- A S + B again and again ends in the state of the model itself after as many periods, and
+    log_odds is what the model says there."""
+    task = task_of()
+    model = make_arm("linrnn", task).double()
+    start, A, B, log_odds = cycle_map(model, task, pattern, np.random.default_rng(1))
+
+    # The same traces, with four periods more.
+    program = task.repetition(16, pattern, "forced", 3 * period, 0, np.random.default_rng(1))
+    program.executed[:, BEFORE:] = False
+    longer = program._replace(**{
+        name: np.concatenate([part] + [part[:, -period:]] * 4, 1)
+        for name, part in program._asdict().items()})
+    drawn = task.batch_of(longer)
+    last = drawn.reveals[0].nonzero()[0][-1]
+    logits, states = model.stream(torch.from_numpy(drawn.inputs[:, :last + 1]))
+
+    S = start
+    for _ in range(1 + 4):
+        S = A @ S + B
+    assert (S - states[1]).abs().max() < 1e-10
+
+    values = logits[:, -1, task.value_tokens]
+    pair = torch.from_numpy(drawn.best[:, -1]) == 0.5
+    low, high = values[pair].view(-1, 2).T
+    assert ((low - high).abs() - log_odds(S).abs()).abs().max() < 1e-10
+
+
+def test_growth_is_what_the_cycles_before_the_last_have_left():
+    """0 where a cycle erases what was written, 63 where all adds up; its effect is 0 where the
+    answer does not read it."""
+    eye = torch.eye(3, dtype=torch.float64)[None, None]
+    assert growth(0 * eye, eye) == 0
+    assert abs(growth(eye, 2 * eye) - 63) < 1e-10
+    assert abs(growth(eye / 2, eye) - 1) < 1e-10
+    assert abs(effect(eye, eye, eye, lambda S: 2 * S[:, 0, 0, 0]) - 126) < 1e-10
+    assert effect(eye, eye, eye, lambda S: S[:, 0, 0, 1]) == 0
 
 
 def test_a_hand_built_head_keeps_the_belief_about_a_pair_for_500_cycles():
     """Ahead of each reveal it reads [1/2, 1/2, 0], the filter's own prediction, whatever was shown
     before. After a reveal it reads 1 for the value shown, and 1/2 for the other of the pair."""
     task = task_of()
-    program = task.draw(20, 1 + 500, 1, np.random.default_rng(7), "honest")
+    rng = np.random.default_rng(7)
+    program = task.repetition(20, "first", "honest", 500, 0, rng)
     best = torch.from_numpy(task.best_predictions(program))
     shown = torch.from_numpy(task.program_answers(program))
-    for b in np.flatnonzero((program.commands[:, 1] == [1, 0, 2]).all(1)):  # a and b are the pair
-        start = torch.from_numpy(program.commands[b, 0])  # the state after the certain command
-        ahead, after = hold_pair(shown[b, 1:], start)
-        assert (ahead - best[b, 1:]).abs().max() < 1e-10
-        expected = best[b, 1:].scatter(1, shown[b, 1:, None], 1.0)
+    states = run_commands(program.commands[:, :BEFORE])[:, -1]  # ahead of the cycles
+    for b in np.flatnonzero((program.commands[:, BEFORE] == [1, 0, 2]).all(1)):  # of a and b
+        ahead, after = hold_pair(shown[b, BEFORE:], torch.from_numpy(states[b]))
+        assert (ahead - best[b, BEFORE:]).abs().max() < 1e-10
+        expected = best[b, BEFORE:].scatter(1, shown[b, BEFORE:, None], 1.0)
         assert (after - expected).abs().max() < 1e-10
 
 
-def test_a_run_that_has_not_learned_keeps_nothing():
-    def row(random, cycle_64):
-        by_position = [0.0] * 64 + [cycle_64]
-        return {"results": [{"schedule": "random", "kl": random},
-                            {"schedule": "adversarial", "kl_by_position": by_position}]}
+def test_the_study_reads_each_test_of_a_run(monkeypatch):
+    """A model that finds all symbols equally likely is log(vocabulary) from the filter at a certain
+    reveal, and log 2 less where the filter gives 1/2 to two values."""
+    monkeypatch.setattr(adversary, "CYCLES", [1, 2, 4])
+    task = task_of()
 
-    rows = [row(0.09, 0.04), row(0.09, 0.06), row(0.11, 0.01)]
+    class Uniform(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, tokens):
+            return torch.zeros(*tokens.shape, len(task.vocab))
+
+    results = adversary.measure(Uniform(), task, None)
+    row = {"results": results}
+    chance = np.log(len(task.vocab))
+    for pattern in adversary.PATTERNS:
+        for coins in ("forced", "honest"):
+            for cycles in (1, 2, 4):
+                nats = adversary.at_cycle(row, cycles, coins, pattern)
+                assert abs(nats - (chance - np.log(2))) < 1e-6
+    for test in where(results, test="going on"):
+        assert np.abs(np.array(test["nats"]) - chance).max() < 1e-6
+    assert abs(adversary.going_on(row, 4, "forced") - chance) < 1e-6
+
+
+def test_a_run_that_has_not_learned_keeps_nothing():
+    def row(ordinary, *nats):
+        tests = [{"test": "cycles", "pattern": pattern, "coins": "forced", "nats": [0] * 6 + [one]}
+                 for pattern, one in zip(adversary.PATTERNS, nats)]
+        return {"results": [{"test": "ordinary", "nats": ordinary}, *tests]}
+
+    rows = [row(0.09, 0.04, 0.04, 0.04, 0.04), row(0.09, 0.04, 0.04, 0.06, 0.04),
+            row(0.11, 0.01, 0.01, 0.01, 0.01)]
     assert adversary.kept(rows) == "1 of 2" and not adversary.keeps(rows[2])
 
 
-def test_the_records_are_the_cells_of_the_study():
-    rows = records("adversary")
-    assert len(rows) == len(CELLS)
-    for cell in CELLS:
-        assert len(where(rows, **cell)) == 1
-
-
-def test_each_test_of_a_run_reads_its_own_schedule():
-    """Where the pair is known but its order is not, a guess is log 3 - log 2 from the filter."""
-    task, _, _, tests = adversary.plan(CELLS[0])
-    few = [(schedule, stage, 3) for schedule, stage, _ in tests]
-    results = adversary.measure(LinRNN(len(task.vocab), 8, 2), task, few)
-    assert [row["schedule"] for row in results] == ["random", "adversarial", "honest"]
-    assert [row["guess"] > 0.5 for row in results] == [True, False, False]
+def test_the_records_are_cells_of_the_study():
+    for name, cells in [("adversary", CELLS), ("adversary_rates", adversary.RATE_CELLS)]:
+        rows = records(name)
+        assert max(len(where(rows, **cell)) for cell in cells) == 1
+        assert all(any(cell.items() <= row.items() for cell in cells) for row in rows)
