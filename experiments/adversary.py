@@ -201,13 +201,15 @@ def cycle_map(model, task, pattern, rng):
     _, A = delta_product(q, k, torch.zeros_like(v), beta, identity)
     _, B = delta_product(q, k, v, beta)
 
-    _, two = torch.from_numpy(drawn.best[:, -1]).topk(2)
-    two = torch.from_numpy(task.value_tokens)[two]
+    # The two values of the pair, as tokens: the filter gives 1/2 to each.
+    _, values = torch.from_numpy(drawn.best[:, -1]).topk(2)
+    pair = torch.from_numpy(task.value_tokens)[values]
 
     def log_odds(S):
+        # The rest of the model, from the read of S to the logits.
         read = mixer.out_norm((S.mT @ q_K1).squeeze(-1)).flatten(1)
         y, _ = mlp(x[:, last - 1] + mixer.out(read))
-        one, other = model.unembedding(model.norm(y)).gather(1, two).T
+        one, other = model.unembedding(model.norm(y)).gather(1, pair).T
         return one - other
 
     return start, A, B, log_odds
