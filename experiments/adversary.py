@@ -13,10 +13,10 @@ Finding, on swaps of S3. Yes, a linear RNN is worse here than an LSTM: one and t
 and again it keeps only where training forced it, for the variable that training showed, and else it
 is 0.4 to 2.2 nats off at cycle 64, while an LSTM that has seen honest coins only keeps it. That is
 not beyond a linear recurrence: where training forces either variable inside programs that go on,
-linear RNNs keep all patterns to the longest run of training, though at four times that they are
-0.05 to 0.15 nats off (hold_pair, a head built by hand, keeps the belief for ever). What decides is
-whether the answer reads what the cycles before the last have left in the state, and not how much
-they have left: with beta <= 1 it is most, and the belief is nearly kept.
+linear RNNs with beta <= 2 keep all patterns to the longest run of training, though at four times
+that they are 0.05 to 0.15 nats off (hold_pair, a head built by hand, keeps the belief for ever).
+What decides is whether the answer reads what the cycles before the last have left in the state, and
+not how much they have left: with beta <= 1 it is most, and the belief is nearly kept.
 
     python -m experiments.adversary          # the tables, from the records
     python -m experiments.adversary --run    # makes what is missing, 2 to 10 minutes a run
