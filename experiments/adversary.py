@@ -468,7 +468,11 @@ def show_maps():
 
     ahead, _ = hold_pair(torch.zeros(4096, dtype=torch.long), torch.arange(3))
     belief = [round(share, 6) for share in ahead[-1].tolist()]
-    print(f"hold_pair, built by hand, ahead of the reveal of cycle 4,096: {belief}")
+    k = exchange_key(*torch.tensor([0, 1]), 3).view(1, 1, 3, 1)
+    A = torch.eye(3) - k @ k.mT  # of the coin, and of the reveal, too
+    B = k @ torch.eye(3, dtype=k.dtype)[:1]
+    print(f"hold_pair, built by hand: growth {growth(A, B):.1f}, the belief ahead of the reveal of "
+          f"cycle 4,096 {belief}")
 
 
 def of_map(row, name, pattern):
