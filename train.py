@@ -3,7 +3,7 @@
 Each step draws fresh traces. Training walks through a curriculum of stages (length L, spacing S). A
 stage is left once the model answers more than `advance` of the reveals in `streak` batches in a
 row; the last stage lasts `last_steps` steps. A run that does not get through the earlier stages
-within `max_steps` ends there. `stage_steps` fixes the steps of stages instead.
+within `max_steps` ends there. `stage_steps` fixes the steps of stages instead; a 0 fixes none.
 
 At constant rates the weights of a step circle around a solution. So the model that is evaluated is
 the mean of the weights of all steps of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or
@@ -292,7 +292,7 @@ def result_of(model, average):
 
 
 def total_steps(recipe, progress):
-    """How many steps the run will have, at most. Known exactly where all stages to come have a number."""
+    """How many steps the run will have, at most: exact once all stages to come have a number."""
     # The bar needs a total for the time left. It shrinks when a stage is learned early.
     counts = [recipe.steps_of(stage) for stage in range(len(recipe.curriculum))]
     left = counts[progress.stage:]

@@ -244,10 +244,10 @@ ARMS = {"linrnn": LinRNN, "linrnn-beta1": partial(LinRNN, beta_max=1.0), "lstm":
         "transformer": Transformer}
 CURRICULUM = [(2, 1), (8, 1), (8, 2), (16, 4)]
 
-# The rates of an arm, times the best factor of RATE_CELLS.
+# The smallest rates of an arm, and what they are multiplied by to find the best.
 MUON = {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3}
-PAIRS = {"linrnn": MUON, "linrnn-beta1": MUON, "transformer": MUON,
-         "lstm": {"optimizer": "adamw", "lr": 1e-3, "matrix_lr": 1e-3}}
+ADAMW = {"optimizer": "adamw", "lr": 1e-3, "matrix_lr": 1e-3}
+SMALLEST = {"linrnn": MUON, "linrnn-beta1": MUON, "transformer": MUON, "lstm": ADAMW}
 RATE_CELLS = [*grid(arm=[*ARMS], factor=[1, 2, 4, 8], last_steps=[2000], seed=[100]),
               *grid(arm=["lstm"], factor=[1], last_steps=[8000], seed=[100])]
 
@@ -267,7 +267,7 @@ CYCLES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
 def plan_rates(cell):
-    """The ordinary task, by a multiple of a pair of rates."""
+    """The ordinary task, by a multiple of the smallest rates."""
     task = CoinTask(Group("S3"), "swap")
     return task, partial(make_arm, cell["arm"], task), recipe_of(**cell), None
 
@@ -286,10 +286,10 @@ def make_arm(arm, task):
 
 def recipe_of(arm, factor, last_steps, seed):
     """The same for all arms, but for the rates."""
-    pair = PAIRS[arm]
+    rates = SMALLEST[arm]
     return Recipe(curriculum=CURRICULUM, last_steps=last_steps, max_steps=8000, seed=seed,
-                  optimizer=pair["optimizer"], lr=factor * pair["lr"],
-                  matrix_lr=factor * pair["matrix_lr"])
+                  optimizer=rates["optimizer"], lr=factor * rates["lr"],
+                  matrix_lr=factor * rates["matrix_lr"])
 
 
 def measure_rates(model, task, tests):

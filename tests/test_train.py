@@ -69,12 +69,15 @@ def same(one, other):
      [0] * 3 + [1] * 2 + [2], 1),  # 0: until it is learned
     ({"stage_steps": [0, 2], "max_steps": 4}, (1, 1, 0, 1), [0] * 4, 0)])
 def test_a_stage_ends_as_the_recipe_says(changes, accuracies, stages, learned):
-    """learned is the number, from 1, of the last stage that has had its streak."""
+    """learned is the number, from 1, of the last stage that has had its streak. The bar's total is
+    never too small, and exact in the last stage."""
     recipe = Recipe(**{"curriculum": [(2, 1), (4, 1)], "advance": 0.9, "last_steps": 2,
                        "max_steps": 100} | changes)
     progress = Progress()
     for step, (accuracy, stage) in enumerate(zip(accuracies, stages, strict=True)):
         assert not progress.finished and (progress.step, progress.stage) == (step, stage)
+        expected = trainer.total_steps(recipe, progress)
+        assert expected == len(stages) if stage == recipe.last_stage else expected >= len(stages)
         progress.advance(recipe, accuracy)
     assert progress.finished and progress.learned == learned
 
