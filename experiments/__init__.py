@@ -20,7 +20,8 @@ from train import share_of_peak, train
 
 RESULTS = Path(__file__).parent / "results"
 
-# The optimiser, its rate, and that of the hidden matrices, as a grid on commands of S5 chose them.
+# The optimiser, its rate, and that of the hidden matrices. They come from an older grid on S5, at
+# its first stage. The chapter `arms` scales them anew.
 RATES = {
     "linrnn": {"optimizer": "muon", "lr": 2e-3, "matrix_lr": 0.01},
     "linrnn-beta1": {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3},

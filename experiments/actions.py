@@ -24,7 +24,7 @@ of training.
     python -m experiments.actions           # the tables
     python -m experiments.actions --run     # first makes what has no record; 70 minutes for all
 
-All arms read as many tokens. The rates are those that the chapter `arms` chose for another task;
+All arms read as many tokens. The rates come from an older grid, on commands of S5 at (2,1);
 the hybrid has those of the linear RNN.
 
 Source: "Debugging code world models". With full S5 commands a Transformer keeps 100, 100, 100, 90,

@@ -1,15 +1,17 @@
 """Which mixer learns to track, at what cost?
 
-All arms have one frame, one curriculum and one batch; the optimiser and its rates are each arm's
-own. There is an easy way in: where each command has a reveal, training shows products of a few
-exchanges, and a stage (4,1) stands between (2,1) and (8,1). A run ends with its curriculum, or when
-its tokens are spent. The second study asks how many commands may share a reveal.
+All arms have one frame and get the same: traces of all six stages at once, rates that a grid chose
+and that fall to 0, and the mean of the weights of the last tenth. Where each command has a reveal,
+training shows products of a few exchanges, the easy way in; tests show uniform commands. A second
+study asks how many commands may share a reveal.
 
-Finding. On full commands of S5 beta <= 2 is through the curriculum on five seeds of five, after 3
-million tokens, with a decay gate or without. After 45 million beta <= 1 still learns traces of 16
-to 32 commands, the Transformer of 8, and of 16 with four layers, the LSTM of 4. Dense reveals are
-needed for the first step only: behind the stage (2,1) the linear RNN learns S5 with a reveal after
-every second command on all seeds, and without that stage on none.
+Finding. From 15 million tokens of S5 the linear RNN with beta <= 2 learns all stages, with a decay
+gate or without, on all seeds. Where each command has a reveal, beta <= 1 is right to 8 commands,
+the Transformer to 3, or 4 with four layers, and the LSTM to 1. But each of these reveals tells of
+the state, too. Where two commands share one, beta <= 1 is right to 4 commands and then loses track,
+the Transformer of four layers to 2; that of two and the LSTM are right on half of the reveals after
+2. Dense reveals are needed for the first step only: behind the stage (2,1) the linear RNN learns S5
+with a reveal after every second command on all seeds, and without that stage on none.
 
     python -m experiments.arms          the tables, from the records
     python -m experiments.arms --run    first makes what has no record; 1 to 30 minutes a run
@@ -21,20 +23,22 @@ Next: inside.py.
 """
 
 import itertools
+from collections import Counter
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
 from data import Group, ReplTask, run
-from eval import LENGTHS
+from eval import LENGTHS, evaluate
 from experiments import (RATES, at, chapter, grid, k_of_n, make, millions, minutes, percent,
                          records, span, table, where)
 from experiments.plots import BLUE, COLOURS, GREY, NAMES, canvas, count, dot, draw, ticks_at
 from experiments.scale import ManyVariables
-from models import LSTM, DeltaBlock, LanguageModel, LinRNN, Transformer
+from models import LSTM, DeltaBlock, LanguageModel, LinRNN, LSTMBlock, Transformer
 from scan import delta_product
-from train import Recipe
+from train import Recipe, share_of_peak
 
 
 # --- 1. The arms ----------------------------------------------------------------------------------
@@ -46,12 +50,20 @@ class GatedRNN(LanguageModel):
         super().__init__(vocab_size, 64, 1, conv_width, lambda: GatedBlock(64, 4, beta_max))
 
 
+class WideLSTM(LanguageModel):
+    """An LSTM of width 512 in the frame of LSTM: 1,024 numbers of state, as the delta rule has."""
+
+    def __init__(self, vocab_size, conv_width):
+        super().__init__(vocab_size, 60, 1, conv_width, lambda: WideLSTMBlock(60, 512))
+
+
 ARMS = {
     "linrnn": LinRNN,
     "linrnn-beta1": partial(LinRNN, beta_max=1.0),
     "transformer": Transformer,
     "transformer-4": partial(Transformer, layers=4),
     "lstm": LSTM,
+    "lstm-512": WideLSTM,
     "gated": GatedRNN,
     "gated-beta1": partial(GatedRNN, beta_max=1.0)}
 
@@ -63,7 +75,21 @@ def make_arm(arm, task):
 
 def relative(arm):
     """The arm whose rates this one has: its own, or those of its nearest relative."""
-    return arm.removesuffix("-4").replace("gated", "linrnn")
+    return arm.removesuffix("-512").replace("gated", "linrnn")
+
+
+class WideLSTMBlock(nn.Module):
+    """LSTMBlock between two matrices, from d_model to width and back."""
+
+    def __init__(self, d_model, width):
+        super().__init__()
+        self.widen = nn.Linear(d_model, width, bias=False)
+        self.wide = LSTMBlock(width)
+        self.narrow = nn.Linear(width, d_model, bias=False)
+
+    def forward(self, x, state=None):
+        out, state = self.wide(self.widen(x), state)
+        return x + self.narrow(out), state
 
 
 class GatedBlock(DeltaBlock):
@@ -103,32 +129,83 @@ def gated_product(q, k, v, beta, alpha, state=None, piece=32):
 
 STAGES = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
 TESTS = [*STAGES, (128, 16)]
-CELLS = [
-    *grid(arm=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15],
-          seed=range(10, 15)),
-    *grid(arm=["transformer-4", "gated", "gated-beta1"], millions=[15], seed=range(10, 13)),
-    # Three times the tokens, for the arms that were still learning.
-    *grid(arm=["linrnn-beta1", "transformer", "lstm"], millions=[45], seed=range(10, 13)),
-    *grid(arm=["transformer-4"], millions=[45], seed=[10])]
 
-# By these rates an arm passes (2,1) on the most seeds of a grid, and then after the fewest tokens
-# (the grid is recorded in commit 1650e9a).
-EASED_RATES = RATES | {"lstm": {"optimizer": "adamw", "lr": 4e-3, "matrix_lr": 4e-3}}
+
+class AllStages(ManyVariables):
+    """Every batch is of one of the six stages, at random, in proportion to 1 / L.
+
+    So no stage has to be learned before the next, and each has as many commands. Where each command
+    has a reveal, commands are products of few exchanges.
+    """
+
+    def training_batch(self, batch, length, spacing, rng):
+        shares = np.array([1 / length for length, _ in STAGES])
+        stage = rng.choice(len(STAGES), p=shares / shares.sum())
+        return super().training_batch(batch, *STAGES[stage], rng)
+
+
+def cosine(recipe, progress, cap):
+    """A hook of train(): the rates fall to 0 over `cap` tokens."""
+    return share_of_peak(recipe, progress) * (1 + np.cos(np.pi * progress.tokens / cap)) / 2
+
+
+def in_last_tenth(recipe, progress, cap):
+    """A hook of train(): the weights of the last tenth of the tokens enter the mean."""
+    return progress.tokens >= 0.9 * cap
+
+
+# A factor for both rates of RATES, whole runs, until the best lies inside.
+RATE_CELLS = [
+    *grid(arm=["linrnn", "linrnn-beta1", "transformer", "transformer-4", "lstm"],
+          factor=[0.25, 0.5, 1, 2], millions=[5], seed=[60]),
+    *grid(arm=["lstm"], factor=[4, 8, 16], millions=[5], seed=[60]),
+    *grid(arm=["transformer", "transformer-4"], factor=[4], millions=[5], seed=[60]),
+    # As many numbers of state as the delta rule.
+    *grid(arm=["lstm-512"], factor=[2, 8], millions=[5], seed=[60])]
+FACTORS = {"linrnn": 0.5, "linrnn-beta1": 1, "transformer": 2, "transformer-4": 1, "lstm": 8}
+
+FIVE, THREE = range(70, 75), range(70, 73)
+CELLS = [
+    *grid(arm=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15], seed=FIVE),
+    *grid(arm=["transformer-4", "gated", "gated-beta1"], millions=[15], seed=THREE),
+    # Three times the tokens, for the arms that were still learning.
+    *grid(arm=["linrnn-beta1", "transformer", "transformer-4", "lstm", "gated-beta1"],
+          millions=[45], seed=[70]),
+    # With fewer tokens, to set beside the stages of train.py.
+    *grid(arm=["linrnn"], millions=[3, 4, 6], seed=FIVE)]
 
 
 def plan(cell):
-    """An arm through the curriculum, as far as its tokens carry. The tests are uniform commands."""
-    task = ManyVariables(Group("S5"))
-    recipe = Recipe(curriculum=STAGES, max_steps=10**6, seed=cell["seed"],
-                    **EASED_RATES[relative(cell["arm"])])
+    """An arm on all stages at once, by its best rates. The tests are uniform commands."""
+    arm = relative(cell["arm"])
+    factor = cell.get("factor") or FACTORS[arm]
+    rates = RATES[arm.removesuffix("-4")]
+    task = AllStages(Group("S5"))
+    recipe = Recipe(curriculum=[STAGES[-1]], last_steps=10**6, seed=cell["seed"],
+                    optimizer=rates["optimizer"], lr=factor * rates["lr"],
+                    matrix_lr=factor * rates["matrix_lr"])
     return task, partial(make_arm, cell["arm"], task), recipe, TESTS
+
+
+def measure(model, task, tests):
+    return [evaluate(model, task, *stage, traces=768) for stage in tests]
+
+
+def measure_rates(model, task, tests):
+    """On traces that are not those of the tests."""
+    return [evaluate(model, task, *stage, seed=60) for stage in tests]
+
+
+def mean_accuracy(row):
+    """What chooses a factor: the share of reveals that are right, the mean of the tests."""
+    return np.mean([result["all"] for result in row["results"]])
 
 
 DEFAULT_CELLS = grid(seed=range(20, 25))
 
 
 def plan_default(cell):
-    """The run of `python train.py --model linrnn --group S5 --seed N`, without the easy way in."""
+    """The run of `python train.py --model linrnn --group S5 --seed N`, on uniform commands."""
     task = ReplTask(Group("S5"))
     return task, partial(make_arm, "linrnn", task), Recipe(seed=cell["seed"]), LENGTHS
 
@@ -160,20 +237,21 @@ def plan_spacing(cell):
 
 def make_missing():
     make("default", DEFAULT_CELLS, plan_default)
-    make("arms_eased", CELLS, plan)
+    for name, cells, of in [("arms_rates", RATE_CELLS, measure_rates), ("arms", CELLS, measure)]:
+        for cap in sorted({cell["millions"] for cell in cells}):
+            make(name, where(cells, millions=cap), plan, of, rate_of=partial(cosine, cap=1e6 * cap),
+                 averaged=partial(in_last_tenth, cap=1e6 * cap))
     make("arms_spacing", SPACING_CELLS, plan_spacing)
 
 
 # --- 4. The tables --------------------------------------------------------------------------------
 
 def show():
-    for cap in (15, 45):
-        table(f"Full commands of S5 by the easy way in, to {cap} million tokens: runs through it, "
-              "length of the\nstage reached, million tokens read; reveals right in % (a guess has "
-              "20)", records("arms_eased", millions=cap), ["arm"],
-              {"through": k_of_n(is_through), "stage": stage, "tokens": millions,
-               "minutes": minutes, "(4,1)": percent(4), "(8,1)": percent(8),
-               "(16,2)": percent(16), "(128,16)": percent(128)})
+    show_arms()
+    table("The rates of an arm are those of RATES times a factor. One run of 5 million tokens each:"
+          "\nreveals right in %, the mean of all tests, on other traces than those of the tables",
+          in_order(records("arms_rates")), ["arm"],
+          {str(factor): mean_at(factor) for factor in (0.25, 0.5, 1, 2, 4, 8, 16)})
 
     table("The default command, five seeds: reveals right in %",
           records("default"), ["seed"], {"read": millions, "minutes": minutes, **{
@@ -185,44 +263,116 @@ def show():
           {f"S={S}": learned(S) for S in SPACINGS})
 
 
-def is_through(row):
-    """Whether a run got through its curriculum."""
+def show_arms():
+    """The arms on all stages at once, and how the stages of train.py compare."""
+    rows = in_order(records("arms"))
+    long = where(rows, millions=45)
+    rows = where(rows, millions=15)
+    right = {f"({length},{S})": percent(length) for length, S in TESTS}
+    table("All stages at once, 15 million tokens: weights, numbers of state, and reveals right in "
+          "%,\nleast to greatest of the seeds (a guess has 20)", rows, ["arm"],
+          {"weights": weights_of, "state": state_of, **{
+              test: right[test] for test in ("(2,1)", "(8,1)", "(16,2)", "(64,8)", "(128,16)")}})
+
+    table("The same runs. The last columns are the reveals of (16,2) by the commands ahead of them,"
+          "\n2 to 16: right in %, median of the seeds", rows, ["arm"],
+          {"runs": lambda rows: str(len(rows)), "minutes": minutes, "(4,1)": right["(4,1)"],
+           "(32,4)": right["(32,4)"], **{str(2 * i + 2): by_position(i) for i in range(8)}})
+
+    table("All stages at once, 45 million tokens, one seed: reveals right in %",
+          long, ["arm"], {"minutes": minutes, **right})
+    missing = Counter((cell["arm"], cell["millions"]) for cell in CELLS
+                      if not records("arms", **cell))
+    if missing:
+        runs = [f"{arm} to {cap} million ({n})" for (arm, cap), n in missing.items()]
+        print("\nNot made yet:", ", ".join(runs))
+
+    table("The stages of train.py beside all stages at once, linear RNN: runs with 99.5% of the "
+          "reveals at\n(64,8), and reveals right in %",
+          side_by_side(), ["curriculum"],
+          {"read": millions, "minutes": minutes, "reached": k_of_n(reaches), "(64,8)": percent(64),
+           "(128,16)": percent(128)})
+
+
+def in_order(rows):
+    """The rows in the order of ARMS."""
+    return sorted(rows, key=lambda row: [*ARMS].index(row["arm"]))
+
+
+def is_learned(row):
+    """Whether a run of picture_of_spacing learned its traces: it then ended before its cap."""
     return row["finished"]
 
 
-def stage(rows):
-    """A column of a table: the length of the last stage that was reached."""
-    return span([STAGES[row["stage_reached"] - 1][0] for row in rows], 0)
+def side_by_side():
+    """The linear RNN by the stages of train.py, and by all stages at once with so many tokens."""
+    rows = [row | {"curriculum": "stages"} for row in records("default")]
+    at_once = records("arms", arm="linrnn")
+    for row in sorted(at_once, key=lambda row: row["millions"]):
+        rows.append(row | {"curriculum": f"at once, {row['millions']} million"})
+    return rows
+
+
+def reaches(row):
+    """Whether 99.5% of the reveals at (64,8) are right."""
+    return at(row, 64)["all"] >= 0.995
+
+
+def mean_at(factor):
+    """A column of a table: what this factor of the rates gives."""
+    return lambda rows: span([100 * mean_accuracy(row) for row in where(rows, factor=factor)])
+
+
+def weights_of(rows):
+    """A column of a table: how many weights."""
+    return f"{rows[0]['parameters']:,}"
+
+
+def by_position(i):
+    """A column of a table: the reveal number i of (16,2)."""
+    return lambda rows: f"{100 * np.median([at(row, 16)['by_position'][i] for row in rows]):.0f}"
+
+
+def state_of(rows):
+    """A column of a table: how many numbers the mixers carry from token to token."""
+    task = ReplTask(Group("S5"))
+    model = make_arm(rows[0]["arm"], task)
+    counts = []
+    for length in (1, 2):
+        _, states = model.stream(torch.zeros(1, length, dtype=torch.long))
+        mixers = [part for part in states[1:] if part is not None]  # behind the local block
+        counts.append(sum(part.numel() for state in mixers for part in state))
+    grown = counts[1] - counts[0]
+    return f"{grown} a token" if grown else f"{counts[0]:,}"
 
 
 def learned(spacing):
-    """A column of a table: how many of the runs with this spacing are through."""
-    return lambda rows: k_of_n(is_through)(where(rows, spacing=spacing))
+    """A column of a table: how many of the runs with this spacing learned."""
+    return lambda rows: k_of_n(is_learned)(where(rows, spacing=spacing))
 
 
 # --- 5. The pictures ------------------------------------------------------------------------------
 
 def picture():
-    """Accuracy by the commands read, in traces of (16,2) on the left and of (128,16) on the right.
-    """
-    rows = {arm: records("arms_eased", arm=arm, millions=15)
+    """Accuracy by the commands read, in traces of (8,1) on the left and of (64,8) on the right."""
+    rows = {arm: records("arms", arm=arm, millions=15)
             for arm in ("linrnn", "linrnn-beta1", "lstm", "transformer", "transformer-4")}
-    solved = count(rows["linrnn"], lambda row: at(row, 128)["all"] > 0.99)
-    figure, ((left, right),) = canvas("With β ≤ 2 the linear RNN tracks S5 to 128 commands "
-                                      f"({solved} seeds);\nno other arm does, with over four "
-                                      "times the tokens", 1, 2, (9, 3.9), sharey=True)
-    found = {16: {}, 128: {}}
+    right_at_64 = count(rows["linrnn"], reaches)
+    figure, ((left, right),) = canvas("After 15 million tokens the linear RNN with β ≤ 2 tracks S5 "
+                                      f"to 64 commands\n({right_at_64} seeds); what the other arms "
+                                      "reach with as many", 1, 2, (9, 3.9), sharey=True)
+    found = {8: {}, 64: {}}
     for length, arm in itertools.product(found, rows):
         shares = [at(row, length)["by_position"] for row in rows[arm]]
         reads = range(length // 8, length + 1, length // 8)
         found[length][NAMES[arm]] = reads, shares, COLOURS[arm]
 
-    left.set(ylim=(0, 1.02), ylabel="reveals right", xlabel="commands read, traces of (16,2)")
-    right.set_xlabel("commands read, traces of (128,16)")
-    draw(left, found[16], 0.2, named=False)
-    draw(right, found[128], 0.2, trained=64)
-    ticks_at(left, [2, 4, 8, 16])
-    ticks_at(right, [16, 32, 64, 128])
+    left.set(ylim=(0, 1.02), ylabel="reveals right", xlabel="commands read, traces of (8,1)")
+    right.set_xlabel("commands read, traces of (64,8)")
+    draw(left, found[8], 0.2, named=False)
+    draw(right, found[64], 0.2)
+    ticks_at(left, [1, 2, 4, 8])
+    ticks_at(right, [8, 16, 32, 64])
     return figure
 
 
@@ -230,14 +380,14 @@ def picture_of_spacing():
     """Which runs learned traces of (8,S), alone and behind the stage (2,1), arm by arm."""
     rows = records("arms_spacing")
     twos = where(rows, group="S5", spacing=2)
-    alone, behind = (count(where(twos, first=first), is_through) for first in ("", "(2,1)"))
+    alone, behind = (count(where(twos, first=first), is_learned) for first in ("", "(2,1)"))
     figure, ((axes,),) = canvas("With a reveal after every second command the linear RNN (β ≤ 2) "
                                 f"learns S5\non {behind} seeds behind the stage (2,1), and on "
                                 f"{alone} without it", size=(8, 4.4))
     for row in rows:
         name = f"{row['group']}, {NAMES[row['arm']]}, "
         name += "behind (2,1)" if row["first"] else "alone"
-        marker, colour = ("o", BLUE) if is_through(row) else ("x", GREY)
+        marker, colour = ("o", BLUE) if is_learned(row) else ("x", GREY)
         dot(axes, SPACINGS.index(row["spacing"]) + (row["seed"] - 1) / 8, name, marker, colour)
     axes.set(xticks=range(4), xticklabels=SPACINGS,
              xlabel="commands per reveal, S;   three seeds:   o  learned,   x  not learned")

@@ -234,10 +234,10 @@ def loss_of(answer_width, model, batch, recipe):
     return loss + F.cross_entropy(said.flatten(0, 1), states.flatten()), metrics
 
 
-# --- 3. One run, until it is solved ---------------------------------------------------------------
+# --- 3. One run, until it answers -----------------------------------------------------------------
 
 BATCH = 16
-LAST_STEPS = 150  # made by a run that is solved
+LAST_STEPS = 150  # made by a run that answers all
 
 
 def run_cell(cell):
@@ -264,7 +264,7 @@ def run_cell(cell):
     with tempfile.TemporaryDirectory() as folder:
         while steps < limit:
             # A piece is one call of train(), which goes on from the folder: a tenth of the steps so
-            # far, or all that is left of a solved run. Its cap is in tokens.
+            # far, or all that is left of a run that answers. Its cap is in tokens.
             more = limit - steps if solved else min(limit - steps, max(10, steps // 10))
             one = task.training_batch(BATCH, *stages[stage], np.random.default_rng(0))
             result, log = train(model, task, recipe, folder, resume=True, quiet=True,
@@ -313,7 +313,7 @@ CELLS = [
 
 
 def make_missing():
-    """Not experiments.make: here a run ends when it is solved, and records when that was."""
+    """Not experiments.make: here a run ends once it answers all, and records when that was."""
     for cell in CELLS:
         if not records("supervision", **cell):
             run_cell(cell)
@@ -330,22 +330,22 @@ def right(place):
 
 def show():
     rows = [row | {"L": row["length"], "S": row["spacing"]} for row in records("supervision")]
-    table("Programs of L lines, or traces of (L,S), read until solved, by seed (-: not within the "
-          "budget).\nWhole answers right in %, to the last question, after L, 2L, 4L lines; "
-          "least-greatest of seeds", rows, ["task", "L", "S", "model", "arm", "budget"], {
-              "solved after": lambda rows: " ".join(str(row["solved"] or "-") for row in rows),
+    table("Programs of L lines, or traces of (L,S), read until all of 256 others are answered, by "
+          "seed (-: not in\nthe budget). Whole answers right in %, to the last question, after L, "
+          "2L, 4L lines", rows, ["task", "L", "S", "model", "arm", "budget"], {
+              "all after": lambda rows: " ".join(str(row["solved"] or "-") for row in rows),
               "chance": lambda rows: span([100 * rows[0]["results"][0]["chance"]], 0),
               "at L": right(-3), "at 2L": right(-2), "at 4L": right(-1)})
 
 
 def picture():
-    """Programs that the linear RNN read until it solved them, by task, length and arm."""
+    """Programs that the linear RNN read until it answered all others, by task, length and arm."""
     rows = records("supervision", model="linrnn")
     rows.sort(key=lambda row: (row["task"], row["length"], row["spacing"]))
     told = [row for row in rows if row["arm"] in ("linear", "decoder")]
     most = max(row["solved"] for row in told if row["task"] != "arithmetic")
     solved = count(where(told, task="arithmetic"), lambda row: row["solved"] is not None)
-    figure, ((axes,),) = canvas("Told the state, the linear RNN solves parity, permutations and "
+    figure, ((axes,),) = canvas("Told the state, the linear RNN answers parity, permutations and "
                                 f"traces\nwithin {most:,} programs, and arithmetic on {solved} "
                                 "seeds", size=(8, 6))
     for row in rows:
@@ -355,7 +355,7 @@ def picture():
     axes.set_xscale("log")
     axes.set_xticks([1000, 3000, 10_000, 30_000], ["1,000", "3,000", "10,000", "30,000"])
     axes.minorticks_off()
-    figure.supxlabel("programs read:   o  until solved,   x  all of the budget, not solved;   "
+    figure.supxlabel("programs read:   o  until 256 others are answered,   x  all of the budget;   "
                      "blue: told the state")
     return figure
 

@@ -184,7 +184,7 @@ def test_the_study_reads_each_test_of_a_run(monkeypatch):
     assert abs(adversary.going_on(row, 4, "forced") - chance) < 1e-6
 
 
-def test_a_run_that_has_not_learned_keeps_nothing():
+def test_a_run_that_is_not_near_keeps_nothing():
     def row(ordinary, *nats):
         tests = [{"test": "cycles", "pattern": pattern, "coins": "forced", "nats": [0] * 6 + [one]}
                  for pattern, one in zip(adversary.PATTERNS, nats)]

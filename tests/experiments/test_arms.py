@@ -1,9 +1,13 @@
 """The gated scan is its recurrence, and every arm can be trained."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from data import generator
+
+from data import Group, generator
 from experiments import arms, records, where
+from experiments.scale import ManyVariables
+from train import Progress, Recipe
 
 
 def gated_loop(q, k, v, beta, alpha, state):
@@ -38,7 +42,7 @@ def test_the_gated_scan_is_the_loop_in_values_and_gradients():
 
 def test_every_arm_reads_its_task_whole_and_in_pieces():
     """A batch of each arm's first stage; the pieces end where no mixer's own pieces do."""
-    cells = {cell["arm"]: cell for cell in arms.CELLS}
+    cells = {cell["arm"]: cell for cell in [*arms.CELLS, *arms.RATE_CELLS]}
     assert cells.keys() == arms.ARMS.keys()
     for cell in cells.values():
         task, make_model, recipe, _ = arms.plan(cell)
@@ -51,9 +55,39 @@ def test_every_arm_reads_its_task_whole_and_in_pieces():
         assert (torch.cat(pieces, 1) - model(torch.from_numpy(tokens))).abs().max() < 1e-10
 
 
+def test_each_stage_trains_on_as_many_commands():
+    """Batches have as many traces in every stage, so a stage of length L must come as 1 / L."""
+    task, rng = arms.AllStages(Group("S5")), generator(0, "train", 0)
+    drawn = [task.training_batch(1, 64, 8, rng).inputs.shape[1] for _ in range(3000)]
+    tokens = {length: ManyVariables(Group("S5")).training_batch(1, length, spacing, rng)
+              .inputs.shape[1] for length, spacing in arms.STAGES}
+    total = sum(1 / length for length in tokens)
+    for length, width in tokens.items():
+        expected = 3000 / length / total
+        assert abs(drawn.count(width) - expected) < 4 * expected**0.5
+
+
+def test_the_rates_fall_to_zero_over_the_cap_and_the_last_tenth_enters_the_mean():
+    recipe = Recipe(curriculum=[(64, 8)])
+    at = lambda millions: Progress(step=10**4, tokens=millions * 10**6)
+    shares = [arms.cosine(recipe, at(millions), cap=8e6) for millions in (0, 2, 4, 6, 8)]
+    assert np.allclose(shares, [1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
+    entered = [arms.in_last_tenth(recipe, at(millions), cap=10e6) for millions in (0, 8, 9, 10)]
+    assert entered == [False, False, True, True]
+
+
 def test_each_record_has_its_cell():
     """No table reads what no plan makes, and no cell was made twice."""
-    for name, cells in [("arms_eased", arms.CELLS), ("arms_spacing", arms.SPACING_CELLS)]:
+    for name, cells in [("arms", arms.CELLS), ("arms_rates", arms.RATE_CELLS),
+                        ("arms_spacing", arms.SPACING_CELLS)]:
         rows = records(name)
         assert max(len(where(rows, **cell)) for cell in cells) == 1
         assert all(any(cell.items() <= row.items() for cell in cells) for row in rows)
+
+
+def test_each_arm_has_the_best_of_its_rates_and_the_best_lies_inside():
+    for arm, factor in arms.FACTORS.items():
+        rows = sorted(records("arms_rates", arm=arm), key=lambda row: row["factor"])
+        found = [arms.mean_accuracy(row) for row in rows]
+        best = found.index(max(found))
+        assert rows[best]["factor"] == factor and 0 < best < len(rows) - 1
