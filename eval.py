@@ -56,8 +56,9 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
 def predict(model, inputs, note=None):
     """The most likely symbol after each token: inputs [B, T] -> [B, T].
 
-    note: what a progress bar says; None for no bar.
+    note: what a progress bar says, where the output is a terminal; None for no bar.
     """
+    hidden = None if note else True  # to tqdm None means: unless this is a terminal
     # On the device of the model, which need not be that of the traces.
     batch, length = inputs.shape
     tokens = torch.from_numpy(inputs).to(device_of(model))
@@ -66,7 +67,7 @@ def predict(model, inputs, note=None):
     # Without a state, a model must read a trace as a whole: a few traces at a time.
     if not hasattr(model, "stream"):
         few = max(1, TOKENS_AT_ONCE // length)
-        for some in tqdm(tokens.split(few), desc=note, leave=False, disable=note is None):
+        for some in tqdm(tokens.split(few), desc=note, leave=False, disable=hidden):
             said.append(model(some).argmax(-1))
         return torch.cat(said).cpu().numpy()
 
@@ -74,7 +75,7 @@ def predict(model, inputs, note=None):
     # by piece. The state that comes out of one piece goes into the next.
     state = None
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // batch), 1)
-    for piece in tqdm(pieces, desc=note, leave=False, disable=note is None):
+    for piece in tqdm(pieces, desc=note, leave=False, disable=hidden):
         logits, state = model.stream(piece, state)
         said.append(logits.argmax(-1))
     return torch.cat(said, 1).cpu().numpy()

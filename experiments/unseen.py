@@ -83,7 +83,7 @@ def all_pairs(model, task, alphabet):
     words = shortest_words(group, task.alphabet)
 
     right = np.empty((len(words), len(alphabet)), bool)
-    for state, word in tqdm(words.items(), leave=False):
+    for state, word in tqdm(words.items(), leave=False, disable=None):  # a bar in a terminal only
         # One batch for each state. It holds each command n times, and each time another variable
         # is asked for in its one reveal.
         commands = np.array([[*word, command] for command in alphabet])
@@ -152,7 +152,7 @@ def pass_generators(model, task, states, depth, rng):
 
     # Each question starts from the same state, so none tells the model anything about another.
     right = []
-    for command in tqdm(generators(task), leave=False):
+    for command in tqdm(generators(task), leave=False, disable=None):
         line = np.tile(task.command_tokens(command), (states, 1))
         _, after = model.stream(torch.from_numpy(line).to(device), before)
         expected = perms[:, command]  # [states, n]
