@@ -25,6 +25,7 @@ Next: inside.py.
 import itertools
 from collections import Counter
 from functools import partial
+from textwrap import fill
 
 import numpy as np
 import torch
@@ -281,11 +282,12 @@ def show_arms():
 
     table("All stages at once, 45 million tokens, one seed: reveals right in %",
           long, ["arm"], {"minutes": minutes, **right})
-    missing = Counter((cell["arm"], cell["millions"]) for cell in CELLS
-                      if not records("arms", **cell))
+    missing = Counter((cell["arm"], cell["millions"])
+                      for study, cells in [("arms", CELLS), ("arms_rates", RATE_CELLS)]
+                      for cell in cells if not records(study, **cell))
     if missing:
         runs = [f"{arm} to {cap} million ({n})" for (arm, cap), n in missing.items()]
-        print("\nNot made yet:", ", ".join(runs))
+        print("\n" + fill(f"Not made yet: {', '.join(runs)}.", 100))
 
     table("The stages of train.py beside all stages at once, linear RNN: runs with 99.5% of the "
           "reveals at\n(64,8), and reveals right in %",

@@ -76,6 +76,14 @@ def test_the_rates_fall_to_zero_over_the_cap_and_the_last_tenth_enters_the_mean(
     assert entered == [False, False, True, True]
 
 
+def test_the_state_of_an_arm_is_what_its_mixers_carry():
+    """Heads of K x V numbers; a hidden vector and a cell; keys and values of each layer."""
+    for arm, expected in [("linrnn", f"{4 * 16 * 16:,}"), ("gated", f"{4 * 16 * 16:,}"),
+                          ("lstm", "120"), ("lstm-512", f"{2 * 512:,}"),
+                          ("transformer-4", f"{4 * 2 * 56} a token")]:
+        assert arms.state_of([{"arm": arm}]) == expected
+
+
 def test_each_record_has_its_cell():
     """No table reads what no plan makes, and no cell was made twice."""
     for name, cells in [("arms", arms.CELLS), ("arms_rates", arms.RATE_CELLS),
