@@ -76,6 +76,19 @@ def test_the_rates_fall_to_zero_over_the_cap_and_the_last_tenth_enters_the_mean(
     assert entered == [False, False, True, True]
 
 
+def test_both_rates_of_an_arm_have_its_factor_and_a_gated_arm_those_of_its_relative():
+    def rates(arm):
+        _, _, recipe, _ = arms.plan({"arm": arm, "seed": 0})
+        return recipe.optimizer, recipe.lr, recipe.matrix_lr
+
+    assert rates("lstm") == ("adamw", 8 * 5e-4, 8 * 5e-4)
+    assert rates("linrnn") == ("muon", 0.5 * 2e-3, 0.5 * 0.01) == rates("gated")
+    assert rates("transformer-4") == ("muon", 1e-3, 5e-3) == rates("gated-beta1")
+    assert rates("transformer") == ("muon", 2e-3, 0.01)
+    _, _, tried, _ = arms.plan({"arm": "linrnn", "factor": 0.25, "seed": 0})
+    assert (tried.lr, tried.matrix_lr) == (0.25 * 2e-3, 0.25 * 0.01)
+
+
 def test_the_state_of_an_arm_is_what_its_mixers_carry():
     """Heads of K x V numbers; a hidden vector and a cell; keys and values of each layer."""
     for arm, expected in [("linrnn", f"{4 * 16 * 16:,}"), ("gated", f"{4 * 16 * 16:,}"),
