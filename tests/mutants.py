@@ -45,7 +45,12 @@ TABLE = {
         ('average.load_state_dict(checkpoint["average"])', "pass", "cut_and_resumed")],
     "experiments/words.py": [
         ("points_moved(others) < points_moved(words)", "points_moved(others) > points_moved(words)",
-         "easy_words")],
+         "easy_words"),
+        ("P.unsqueeze(3) * k", "k", "signs_and_one_reflection"),
+        ("past.unsqueeze(2) * s.cumprod(2)", "s.cumprod(2)", "two_pieces"),
+        ("left * QUIET_RATE / recipe.lr", "left", "rates_fall")],
+    "experiments/scale.py": [
+        ("batch = batch * 64 // max(64, length)", "pass", "twelve_variables")],
     "experiments/beliefs.py": [
         ("survived / evidence[:, None]", "survived", "exact_filter"),
         ("rng.random((batch, length)) < probability", "rng.random((batch, length)) < 0.5",

@@ -10,6 +10,7 @@ from data import Group, ReplTask, generator
 from experiments import records, scale
 from experiments.groups import points_moved
 from experiments.scale import CELLS, ManyVariables, draw_sparse_commands, plan, rule_for
+from train import Progress, Recipe
 
 
 def with_exchange(task, batch):
@@ -41,7 +42,7 @@ def test_exchanges_fill_the_stages_with_a_reveal_a_command_and_one_trace_in_sixt
     task = ManyVariables(Group("S12"))
 
     def found(batch, spacing, task=task):
-        return with_exchange(task, task.training_batch(batch, 96, spacing, generator(0, "valid")))
+        return with_exchange(task, task.training_batch(batch, 64, spacing, generator(0, "valid")))
     assert found(16, 1) == list(range(16))
     assert found(16, 8) == [0] and found(17, 2) == [0, 1]
     assert not with_exchange(task, task.test_batch(16, 96, 1, generator(0, "test")))
@@ -69,6 +70,21 @@ def test_a_head_has_room_for_the_2n_slots_and_the_rates_fall_from_those_of_five_
         assert width == int(width) >= 2 * n and options["conv_width"] > n
         assert recipe["lr"] == pytest.approx(4e-3 * min(1, 5 / n))
         assert recipe["matrix_lr"] ** 2 == pytest.approx(0.02**2 * min(1, 5 / n))
+
+
+def test_above_twelve_variables_traces_grow_to_256_commands_and_the_rates_fall_over_the_last():
+    """A step has no more commands than one of (64,8). With fewer variables nothing changes."""
+    for n, last in ((12, (64, 8)), (16, (256, 8))):
+        recipe = Recipe(**rule_for(n)[1])
+        assert recipe.curriculum[-1] == last
+        middle = Progress(step=2000, stage=recipe.last_stage, stage_step=70)
+        share = scale.falls_over_long_traces(recipe, middle)
+        assert share == (1 if n == 12 else 0.5)
+        assert scale.falls_over_long_traces(recipe, Progress(step=2000, stage=4)) == 1
+
+    task = ManyVariables(Group("S13"))
+    for length, rows in ((8, 16), (64, 16), (128, 8), (256, 4)):
+        assert len(task.training_batch(16, length, 8, generator(0, "train")).inputs) == rows
 
 
 def test_each_cell_has_one_record_of_a_model_as_the_rule_makes_it():
@@ -99,7 +115,7 @@ def test_a_run_is_read_by_eval_and_goes_on_with_its_own_traces(tmp_path, monkeyp
     assert type(task) is ReplTask and task.group.name == "S8"
 
     called = []
-    monkeypatch.setattr(scale, "train_run", lambda *arguments: called.append(arguments))
+    monkeypatch.setattr(scale, "train_run", lambda *arguments, **hooks: called.append(arguments))
     scale.main(["train", "--resume", folder])
     (task, _, config, _), = called
     assert type(task) is ManyVariables and task.sparse and config["seed"] == 3

@@ -8,7 +8,7 @@ import eval
 from data import Group, generator
 from experiments import groups, records, words
 from models import make_model
-from train import Recipe
+from train import Progress, Recipe
 
 
 @pytest.mark.parametrize("name, commands", [("S4", "swap"), ("A4xZ5", "full")])
@@ -35,6 +35,18 @@ def test_training_shows_easy_words_of_large_groups_in_short_traces_only(name, ea
         assert len(np.unique(inputs)) == task.group.order
         moved = groups.points_moved(task.group.elements[inputs]).mean()
         assert moved < uniform - 0.3 if length <= easy_to else abs(moved - uniform) < 0.1
+    assert task.training_batch(4, words.QUIET, 1, generator(0, "train")).inputs.shape == (2, 512)
+
+
+def test_rates_fall_to_nothing_over_128_words_and_again_from_a_tenth_over_the_quiet_end():
+    recipe = words.recipe_of(Group("S5"), seed=0)
+    assert recipe.lr == recipe.matrix_lr  # one share holds for both
+    for stage, share, rate in ((4, 0.0, recipe.lr), (5, 0.0, recipe.lr), (5, 0.75, recipe.lr / 4),
+                               (6, 0.0, words.QUIET_RATE), (6, 0.75, words.QUIET_RATE / 4)):
+        stage_step = share * (recipe.steps_of(stage) or 1000)
+        progress = Progress(step=6000, stage=stage, stage_step=stage_step)
+        assert abs(recipe.lr * words.falls_twice(recipe, progress) - rate) < 1e-12
+    assert words.falls_twice(recipe, Progress(step=24)) == 0.5
 
 
 def test_writes_begin_as_reflections_and_nothing_else_is_moved():
@@ -48,13 +60,38 @@ def test_writes_begin_as_reflections_and_nothing_else_is_moved():
     assert sum(moved) == 8 * 3
 
 
-@pytest.mark.parametrize("rung", ["diagonal, -1 to 1", "rotations", "dense"])
+@pytest.mark.parametrize("rung", ["diagonal, -1 to 1", "rotations", "1 reflection, signs", "dense"])
 def test_a_stream_in_two_pieces_is_the_whole(rung):
     model = words.RUNGS[rung](7).double()
     tokens = torch.randint(7, (2, 40))
     first, state = model.stream(tokens[:, :7])
     rest, _ = model.stream(tokens[:, 7:], state)
     assert (torch.cat([first, rest], 1) - model(tokens)).abs().max() < 1e-10
+
+
+def test_signs_and_one_reflection_are_the_loop_of_their_equation():
+    """S <- (I - beta k k^T) Diag(s) S + beta k v^T, read by q: a token after the other."""
+    torch.manual_seed(0)
+    block = words.SignedBlock(12, heads=2).double()
+    x = torch.randn(3, 30, 12, dtype=torch.float64)
+    q, k, v, beta = block.inputs_of_scan(x)
+    signs = torch.where(block.signs(block.norm(x)) < 0, -1.0, 1.0)
+    assert -0.5 < signs.mean() < 0.5
+    signs = signs.unflatten(-1, (2, 6)).transpose(1, 2)
+
+    state = torch.zeros(3, 2, 6, 6, dtype=torch.float64)
+    reads = []
+    for t in range(30):
+        state = signs[:, :, t, :, None] * state
+        key = k[:, :, t, 0]
+        wrong = v[:, :, t, 0] - torch.einsum("bhkv,bhk->bhv", state, key)
+        state = state + beta[:, :, t, 0, None, None] * key[..., None] * wrong[..., None, :]
+        reads.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, t]))
+    out = block.out_norm(torch.stack(reads, 2)).transpose(1, 2).flatten(2)
+    assert (x + block.out(out) - block(x)[0]).abs().max() < 1e-10
+
+    block(x)[0].square().sum().backward()
+    assert block.signs.weight.grad.abs().min() > 0
 
 
 def test_each_transition_is_as_free_as_its_name_says():
@@ -89,6 +126,7 @@ def test_a_run_of_words_is_read_by_its_own_command_only(tmp_path, monkeypatch, c
 
 
 def test_each_cell_has_one_record_and_each_record_its_cell():
-    for name, cells in (("ladder", words.LADDER), ("reflections", words.REFLECTIONS)):
+    for name, cells in (("ladder", words.LADDER), ("reflections", words.REFLECTIONS),
+                        ("words", words.OTHERS)):
         assert {len(records(name, **cell)) for cell in cells} == {1}
         assert len(records(name)) == len(cells)
