@@ -16,7 +16,7 @@ ahead of a state: a linear recurrence drifts.
 
 Finding. With 108 or 60 commands seen in training each unseen command is right from each state, on 5
 of 5 and on 3 of 3 seeds; along traces of them errors add up, the sooner the fewer were seen. With
-12 or 5 the network knows the commands by heart. From S5 to S26, after 16 commands, at least 247 of
+12 or 5 the network knows the commands by heart. From S5 to S26, after 16 commands, at least 250 of
 256 states pass by generators, but none of S26 unless training rehearses exchanges
 (scale.ManyVariables).
 
