@@ -25,6 +25,7 @@ Next: scan.py, a linear recurrence that can execute such a program.
 
 import argparse
 import itertools
+import math
 import os
 import re
 import string
@@ -427,6 +428,17 @@ def stages(text):
     return found
 
 
+def at_least(least, kind=int):
+    """A type for argparse: numbers of this kind that are finite, and `least` or more."""
+    def number(text):
+        value = kind(text)
+        # A comparison with nan is false, so nan is refused, too.
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"must be {least} or more; got {text}")
+        return value
+    return number
+
+
 def run(main):
     """What `python FILE.py` does: main(), which Ctrl-C and a closed pipe end in silence.
 
@@ -449,8 +461,8 @@ def main(argv=None):
     add = parser.add_argument
     add("--group", default="S5", help="S<n>, A<n>, Z<n> or D<n> (S5)")
     add("--commands", default="full", choices=COMMANDS, help="whole elements, or exchanges (full)")
-    add("--length", type=int, default=4, help="number of commands (4)")
-    add("--spacing", type=int, default=2, help="commands per reveal (2)")
+    add("--length", type=at_least(1), default=4, help="number of commands (4)")
+    add("--spacing", type=at_least(1), default=2, help="commands per reveal (2)")
     args = parser.parse_args(argv)
 
     # The inputs lack the last token of a trace, and the targets the first.
