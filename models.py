@@ -33,9 +33,6 @@ from torch import nn
 from data import Group, ReplTask, UserError
 from scan import delta_product
 
-# torch.compile leaves the scan as it is: the loop over its chunks would compile for minutes.
-delta_product = torch.compiler.disable(delta_product)
-
 
 # --- 1. Blocks ------------------------------------------------------------------------------------
 #
@@ -148,13 +145,19 @@ class DeltaBlock(nn.Module):
 
     def forward(self, x, state=None):
         out, state = delta_product(*self.inputs_of_scan(x), state)  # [B, H, T, K]
-        out = self.out_norm(out).transpose(1, 2).flatten(2)  # [B, T, D]
+        out = self.out_norm(out.to(x.dtype))  # a model of half types has a scan in float32
+        out = out.transpose(1, 2).flatten(2)  # [B, T, D]
         return x + self.out(out), state
 
 
 def unit(x):
-    """x / |x| along the last axis, in fewer steps than F.normalize."""
-    return x * x.square().sum(-1, keepdim=True).rsqrt()
+    """x / |x| along the last axis. What is shorter than 1e-6 is divided by 1e-6, so 0 stays 0.
+
+    In float16 the square of 1e-6 would be 0, and so the length is taken in float32 at least.
+    """
+    squares = x.to(torch.promote_types(x.dtype, torch.float32)).square()
+    squared_length = squares.sum(-1, keepdim=True).clamp_min(1e-12)
+    return (x * squared_length.rsqrt()).to(x.dtype)
 
 
 def check_heads(d_model, heads):

@@ -30,44 +30,43 @@ import torch.nn.functional as F
 from data import Parser, run
 from experiments import chapter, grid, record, records, span, table
 from models import find_device
-from scan import (check_inputs, chunked_forward, delta_rule_chunked, delta_rule_recurrent,
-                  in_chunks)
+from scan import (along, check_inputs, delta_rule_chunked, delta_rule_recurrent, in_chunks,
+                  scan_forward)
 
 C = 16  # tokens in a chunk
 
 
 def textbook(q, k, v, beta):
-    """Chunk by chunk, and each inverse row by row: equations (4) to (8) of scan.py.
+    """Chunk by chunk, and each inverse row by row: equations (5) to (9) of scan.py.
 
     Shapes: as delta_rule_chunked.
     """
-    state_KV = check_inputs(q, k, v, beta, None)
-    q_NCK, k_NCK, v_NCV, beta_NC1 = [in_chunks(x, C) for x in (q, k, v, beta.unsqueeze(-1))]
+    q, k, b, v, state_KV = check_inputs(q, k, along(k, beta), v, None)
+    q_NCK, k_NCK, b_NCK, v_NCV = [in_chunks(x, C) for x in (q, k, b, v)]
 
     # (I + L)^-1 without its diagonal: row i is -L_i (I + the rows above it).
-    inverse_NCC = -(beta_NC1 * k_NCK @ k_NCK.mT).tril(-1)
+    inverse_NCC = -(k_NCK @ b_NCK.mT).tril(-1)
     for i in range(1, C):
         row = inverse_NCC[..., i:i + 1, :i].clone()
         above = inverse_NCC[..., :i, :i].clone()
         inverse_NCC[..., i:i + 1, :i] = row + row @ above
     inverse_NCC = inverse_NCC + torch.eye(C).to(inverse_NCC)
 
-    u_NCV = inverse_NCC @ (beta_NC1 * v_NCV)
-    w_NCK = inverse_NCC @ (beta_NC1 * k_NCK)
+    u_NCV = inverse_NCC @ v_NCV
+    w_NCK = inverse_NCC @ k_NCK
     outs = []
-    for q_CK, k_CK, u_CV, w_CK in zip(*(x.unbind(-3) for x in (q_NCK, k_NCK, u_NCV, w_NCK))):
-        d_CV = u_CV - w_CK @ state_KV
-        outs.append(q_CK @ state_KV + (q_CK @ k_CK.mT).tril() @ d_CV)
-        state_KV = state_KV + k_CK.mT @ d_CV
+    for q_CK, b_CK, u_CV, w_CK in zip(*(x.unbind(-3) for x in (q_NCK, b_NCK, u_NCV, w_NCK))):
+        r_CV = u_CV - w_CK @ state_KV
+        outs.append(q_CK @ state_KV + (q_CK @ b_CK.mT).tril() @ r_CV)
+        state_KV = state_KV + b_CK.mT @ r_CV
     return torch.cat(outs, -2)[..., :q.shape[-2], :], state_KV
 
 
 def by_autograd(q, k, v, beta):
     """All chunks at once, as in scan.py, and torch differentiates it."""
-    state_KV = check_inputs(q, k, v, beta, None)
-    chunks = [in_chunks(x, C) for x in (q, k, v, beta.unsqueeze(-1))]
-    out_NCV, state_KV, *_ = chunked_forward(*chunks, state_KV)
-    return out_NCV.flatten(-3, -2)[..., :q.shape[-2], :], state_KV
+    q, k, b, v, state_KV = check_inputs(q, k, along(k, beta), v, None)
+    out_TV, state_KV, _ = scan_forward(q, k, b, v, state_KV, C)
+    return out_TV, state_KV
 
 
 FORMS = {"loop": delta_rule_recurrent, "textbook": textbook, "autograd": by_autograd,

@@ -29,8 +29,7 @@ from eval import evaluate, load
 from experiments import RESULTS, span, table
 from experiments.plots import BLUE, GREY, ORANGE, canvas, draw, ticks_at
 from models import DeltaBlock
-from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, exchange_key,
-                  swap_machine_keys)
+from scan import delta_product, delta_rule_chunked, exchange_key, swap_machine_keys
 
 STORED = [RESULTS / f"models/linrnn-S5-seed{seed}" for seed in range(5)]
 
@@ -275,14 +274,22 @@ def swap_machine_errors(group, length, dtype, traces=2):
     Returns, after so many commands, the largest distance of an entry of S from its exact value, and
     the share of variables whose largest entry names the wrong value.
     """
-    # The scan in chunks computes in float32 at least. The loop stays in bfloat16.
-    scan = delta_rule_recurrent if dtype == torch.bfloat16 else delta_rule_chunked
     n = group.degree
     commands = group.draw((traces, length), generator(0, "test", 0))
     keys = swap_machine_keys(torch.from_numpy(commands)).to(dtype)
     nothing = keys.new_zeros(*keys.shape[:-1], n)
     start = torch.eye(2 * n, n, dtype=dtype).expand(traces, -1, -1)
-    _, state = scan(keys, keys, nothing, keys.new_full(keys.shape[:-1], 2), start)
+    beta = keys.new_full(keys.shape[:-1], 2)
+
+    # The scan computes in float32 at least. For a half type the reflections stand here, one by one,
+    # and the state is rounded after each of them.
+    if dtype in (torch.float32, torch.float64):
+        _, state = delta_rule_chunked(keys, keys, nothing, beta, start)
+    else:
+        state = start
+        for k_K1 in keys.float().unsqueeze(-1).unbind(-3):
+            held = state.float()
+            state = (held - 2 * k_K1 @ (k_K1.mT @ held)).to(dtype)
 
     exact = torch.from_numpy(run_commands(commands)[:, -1])
     ideal = F.pad(F.one_hot(exact, n), (0, 0, 0, n))  # empty spares below

@@ -45,20 +45,22 @@ EXERCISES = {
     1: Exercise("experiments/groups.py", "compose", 1, COURSE, "numbers_compose",
                 "Numbers in, numbers out: index() and group.elements go from one to the other. g "
                 "and h may be single numbers, or arrays whose shapes broadcast."),
-    2: Exercise("scan.py", "delta_rule_recurrent", 2, COURSE, "loop_alone",
-                "A loop over time, (1) and (2). check_inputs gives the state to begin with."),
+    2: Exercise("scan.py", "scan_recurrent", 2, "tests/test_scan.py", "writes_along_another",
+                "A loop over time, (1) and (2). check_inputs gives all inputs in one type, and the "
+                "state to begin with."),
     3: Exercise("scan.py", "chunked_forward", 3, "tests/test_scan.py",
-                "delta_product or inverse_of_a_chunk",
-                "(4) and (5) for all chunks at once, a loop for (6) and (7), then (8). Solve the "
+                "delta_product or inverse_of_a_chunk or what_is_sequential",
+                "(5) and (6) for all chunks at once, a loop for (7) and (8), then (9). Solve the "
                 "triangle with unit vectors: its inverse is among the results."),
     4: Exercise("scan.py", "swap_machine_keys", 2, "tests/test_scan.py", "swap_machine_tracks",
                 "Find one exchange for each name of a command, which depends on that name and its "
                 "place only. The left-hand names put all values into the spare slots.",
                 hidden="# A permutation is a product of exchanges"),
-    5: Exercise("scan.py", "chunked_backward", 4, COURSE, "gradcheck",
-                "Derive (12) to (16) from (4), (7) and (8) by hand. Write (9) to (16), from the "
+    5: Exercise("scan.py", "chunked_backward", 4, "tests/test_scan.py",
+                "backward_by_hand or finite_differences",
+                "Derive (13) to (16) from (5), (8) and (9) by hand. Write (10) to (16), from the "
                 "last chunk to the first, without autograd.",
-                hidden="# Read (4) as B ="),
+                hidden="# V stands in Z alone"),
     6: Exercise("eval.py", "score", 2, "tests/test_eval.py", "stops_tracking or wrong_word",
                 "The keys: reveals, how many; all, final and perfect; perfect_low and "
                 "perfect_high, by wilson(); by_position, a list. Until then tables say nan.",
@@ -84,6 +86,9 @@ EXERCISES = {
                  "the argument `models`, and must fail it by an assert."),
 }
 
+# What would give an exercise away, elsewhere: blank in the students' copy, too.
+GIVEN_AWAY = {3: EXERCISES[3]._replace(file="experiments/bench.py", function="textbook", hidden="")}
+
 
 # --- 2. The students' copy ------------------------------------------------------------------------
 
@@ -101,9 +106,10 @@ def make(out):
     shutil.copytree(ROOT, out, ignore=LEFT_OUT)
     readme = README
     for number, exercise in EXERCISES.items():
+        readme += f"{number}. `{exercise.function}` in `{exercise.file}`\n"
+    for number, exercise in [*EXERCISES.items(), *GIVEN_AWAY.items()]:
         path = out / exercise.file
         path.write_text(blank(path.read_text(encoding="utf-8"), number, exercise), encoding="utf-8")
-        readme += f"{number}. `{exercise.function}` in `{exercise.file}`\n"
     (out / "README.md").write_text(readme, encoding="utf-8")
 
 

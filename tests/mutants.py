@@ -20,16 +20,19 @@ TABLE = {
         ("key=len, reverse=True)", "key=len)", "interpreter_prints"),
         ("key = (PURPOSES[purpose], *key)", "key = (PURPOSES[purpose],)", "seed_purpose_and_key")],
     "scan.py": [
-        ("L_NCC = (beta_k_NCK @ k_NCK.mT)", "L_NCC = (k_NCK @ k_NCK.mT)", "equals_the_loop"),  # (4)
-        ("(q_NCK @ k_NCK.mT).tril_()", "(q_NCK @ k_NCK.mT).tril_(-1)", "equals_the_loop"),  # (8)
+        ("L_NCC = (k_NCK @ b_NCK.mT)", "L_NCC = (b_NCK @ k_NCK.mT)", "equals_the_loop"),  # (5)
+        ("w_NCK = inverse_NCC @ k_NCK", "w_NCK = inverse_NCC @ b_NCK", "equals_the_loop"),  # (6)
+        ("(q_NCK @ b_NCK.mT).tril_()", "(q_NCK @ b_NCK.mT).tril_(-1)", "equals_the_loop"),  # (9)
         ("G_NKV = torch.stack(G[::-1], -3)", "G_NKV = torch.stack(G, -3)", "equals_the_loop"),
         ("(0, 0, 0, missing)", "(0, 0, missing, 0)", "equals_the_loop"),
-        ("b.unsqueeze(-1) * (v_V - stored_V)", "b.unsqueeze(-1) * v_V - stored_V",
-         "are_the_definition"),
+        ('"...k,...v->...kv", b_K, r_V)', '"...k,...v->...kv", k_K, r_V)', "along_another"),  # (2)
+        ("inverse.mT.contiguous()", "inverse.contiguous()", "one_compiled_graph"),
         ("exchange_key(place, commands + n", "exchange_key(commands, place + n",
          "swap_machine_tracks")],
     "models.py": [
+        ("q = unit(q)", "q = q", "delta_block"),
         ("k = unit(k)", "k = k", "delta_block"),
+        (".clamp_min(1e-12)", "", "zero_stays_zero"),
         ("return q, k, gamma.unsqueeze(-1) * v,", "return q, k, v,", "delta_block"),
         (".tril(past)", ".tril(past + 1)", "ragged_pieces"),
         ("window[:, window.shape[1] - reach:]", "window[:, :reach]", "ragged_pieces"),

@@ -80,6 +80,37 @@ def test_a_step_under_autocast_has_a_finite_gradient(name):
     assert all(weight.grad.isfinite().all() and weight.grad.any() for weight in model.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_linear_rnn_of_a_half_type_reads_streams_and_makes_a_step(dtype):
+    """The scan inside computes in float32, and what goes back to the network has its type."""
+    model = LinRNN(22, 16, 2, conv_width=4).to(dtype)
+    tokens = torch.randint(22, (2, 40))
+    logits = model(tokens)
+    _, state = model.stream(tokens[:, :25])
+    rest, _ = model.stream(tokens[:, 25:], state)
+    assert logits.dtype == rest.dtype == dtype
+    assert (rest - logits[:, 25:]).abs().max() < 0.1
+
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert all(weight.grad.isfinite().all() and weight.isfinite().all()
+               for weight in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_unit_vector_has_length_one_and_zero_stays_zero(dtype):
+    """In each type, whatever the length; of what is nearly zero the direction is lost at worst."""
+    x = torch.randn(7, 5).to(dtype).requires_grad_()
+    made = models.unit(x)
+    assert made.dtype == dtype and (made.double().norm(dim=-1) - 1).abs().max() < 1e-2
+    for short in (0.0, torch.finfo(dtype).tiny):
+        x = torch.full((5,), short, dtype=dtype, requires_grad=True)
+        made = models.unit(x)
+        made.sum().backward()
+        assert made.abs().max() <= 1 and made.isfinite().all() and bool(made.any()) <= (short > 0)
+        assert not x.grad.isnan().any()
+
+
 def test_the_weights_depend_on_the_seed_and_on_nothing_else():
     config = {"task": "traces", "group": "S3", "commands": "full", "model": "lstm", "options": {}}
     one, same, other = [models.make({**config, "seed": seed})[1].embedding.weight
@@ -112,9 +143,9 @@ def test_a_local_block_is_its_docstring():
 
 @torch.no_grad()
 def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
-    """Plain loops over traces, tokens, heads and writes. Keys and queries have length 1, and beta
-    lies in [0, beta_max]: so all eigenvalues lie in [1 - beta_max, 1]. gamma scales what is
-    written, not how far is forgotten. Each head is normalised by itself."""
+    """Plain loops over traces, tokens, heads and writes. Keys have length 1, and beta lies in
+    [0, beta_max]: so all eigenvalues lie in [1 - beta_max, 1]. Queries have length 1, too. gamma
+    scales what is written, not how far is forgotten. Each head is normalised by itself."""
     heads, R, K = 2, 3, 4
     x = torch.randn(2, 5, 8).double()
     block = DeltaBlock(8, heads, 1.7, R).double()
@@ -140,6 +171,8 @@ def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
             out[b, t, h] = F.rms_norm(q[b, t, h] @ S, (K,), block.out_norm.weight)
 
     assert (block(x)[0] - x - block.out(out.flatten(2))).abs().max() < 1e-10
+    read_with, *_ = block.inputs_of_scan(x)  # out_norm would hide another length
+    assert (read_with - q.transpose(1, 2)).abs().max() < 1e-10
 
 
 def test_the_attention_block_is_a_causal_softmax_over_rotated_keys():

@@ -1,7 +1,9 @@
-"""The chunked scan is the delta rule. Oracles: explicit matrices, the loop, data.py's permutations.
+"""The chunked scan is the definition. Oracles: explicit matrices, the loop, data.py's permutations.
 
 Sizes are pairwise different and states are not zero, so that no swapped axis can hide.
 """
+
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import scan
 import torch
 from conftest import needs_cuda
 from data import Group, draw_commands, run_commands
-from scan import delta_product, delta_rule_chunked, delta_rule_recurrent, swap_machine_keys
+from scan import (delta_product, delta_rule_chunked, delta_rule_recurrent, scan_chunked,
+                  scan_recurrent, swap_machine_keys)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def inputs(T, lead=(2, 3), beta=None, writes=(), K=5, V=4):
@@ -22,8 +26,15 @@ def inputs(T, lead=(2, 3), beta=None, writes=(), K=5, V=4):
     return [x.requires_grad_() for x in (q, k, v, strength, state)]
 
 
+def two_keys(T, **sizes):
+    """q, k, b, v and a state: the read key k and the write b have nothing to do with each other."""
+    q, k, v, _, state = inputs(T, **sizes)
+    b = torch.randn(k.shape).double() / 2
+    return [q, k, b.requires_grad_(), v, state]
+
+
 def by_matrices(q, k, v, beta, S):
-    """Equation (1) as written, with explicit matrices I - beta k k^T."""
+    """Equation (3) as written, with explicit matrices I - beta k k^T."""
     out = []
     for t in range(k.shape[-2]):
         key = k[..., t, :, None]
@@ -48,8 +59,8 @@ def gradients(function, arguments):
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3), (0, 2)])
-def test_the_loop_and_the_chunks_are_the_definition(lead):
-    """Equation (1), whatever the leading axes; without a state they begin at zero."""
+def test_the_loop_and_the_chunks_are_the_delta_rule(lead):
+    """Equation (3), whatever the leading axes; without a state they begin at zero."""
     *arguments, state = inputs(T=11, lead=lead)
     for start, given in ((state, [state]), (torch.zeros_like(state), [])):
         expected = by_matrices(*arguments, start)
@@ -57,24 +68,66 @@ def test_the_loop_and_the_chunks_are_the_definition(lead):
             assert difference(rule(*arguments, *given), expected) < 1e-10
 
 
+def test_a_step_compares_under_one_key_and_writes_along_another():
+    """S_t = (I - b k^T) S_{t-1} + b v^T: explicit matrices, which are not symmetric here. Traps: b
+    scales v - S^T k, not v alone; `state +=` writes into the caller's state, and autograd refuses
+    that."""
+    q, k, b, v, state = two_keys(T=11)
+    for start, given in ((state, [state]), (torch.zeros_like(state), [])):
+        S, out = start, []
+        for t in range(11):
+            step = torch.eye(5) - b[..., t, :, None] * k[..., t, None, :]
+            S = step @ S + b[..., t, :, None] * v[..., t, None, :]
+            out.append((S.mT @ q[..., t, :, None]).squeeze(-1))
+        ours = scan_recurrent(q, k, b, v, *given)
+        assert difference(ours, [torch.stack(out, -2), S]) < 1e-10
+
+
 @pytest.mark.parametrize("seed, device", [*((seed, "cpu") for seed in range(20)), pytest.param(
     0, "cuda", marks=needs_cuda)])
 def test_chunked_equals_the_loop_in_values_and_gradients(seed, device):
     """Outputs, last state and the gradients of all five inputs, for random lengths, widths and
-    chunks, a ragged end, beta at 1 and 2, too."""
+    chunks, a ragged end; the delta rule, beta at 1 and 2, too, and a write of its own."""
     rng = np.random.default_rng(seed)
     T, chunk = int(rng.integers(1, 70)), int(rng.integers(1, 40))
     K, V = (int(x) for x in rng.permutation(np.arange(2, 8))[:2])
-    beta = [None, None, 1.0, 2.0][seed % 4]
+    kind = ["two keys", None, 1.0, 2.0][seed % 4]
+    if kind == "two keys":
+        loop, chunks, given = scan_recurrent, scan_chunked, two_keys(T, K=K, V=V)
+    else:
+        loop, chunks = delta_rule_recurrent, delta_rule_chunked
+        given = inputs(T, beta=kind, K=K, V=V)
 
     def chunked(*arguments):
-        results = delta_rule_chunked(*[x.to(device) for x in arguments], chunk_size=chunk)
+        results = chunks(*[x.to(device) for x in arguments], chunk_size=chunk)
         return [x.cpu() for x in results]
 
-    given = inputs(T, beta=beta, K=K, V=V)
     for what in (lambda function, given: function(*given), gradients):
-        ours, theirs = what(chunked, given), what(delta_rule_recurrent, given)
-        assert difference(ours, theirs) < 1e-10, (T, chunk, K, V)
+        ours, theirs = what(chunked, given), what(loop, given)
+        largest = max(1, *(x.abs().max().item() for x in theirs))  # keys of their own may stretch
+        assert difference(ours, theirs) < 1e-10 * largest, (T, chunk, K, V)
+
+
+def test_finite_differences_agree_with_the_gradients_of_all_five_inputs():
+    """gradcheck shares nothing with (10) to (16). Ragged chunks, and a write of its own. Traps: M
+    has a minus and no diagonal; G_n belongs to the state AFTER chunk n."""
+    given = two_keys(T=6, lead=(1,), K=3, V=2)
+    assert torch.autograd.gradcheck(lambda *x: scan_chunked(*x, chunk_size=4), given)
+
+
+def test_the_backward_by_hand_needs_no_autograd():
+    """In inference mode torch differentiates nothing: what comes out is made of products."""
+    given = two_keys(T=12)
+    expected = gradients(scan_recurrent, given)
+    with torch.inference_mode():
+        *chunks, state = [scan.in_chunks(x, 4) for x in given[:4]] + [given[4]]
+        out, last, kept = scan.chunked_forward(*chunks, state)
+        weight = torch.Generator().manual_seed(1)
+        g_out = torch.randn(2, 3, 12, 4, generator=weight, dtype=torch.float64)
+        G = torch.randn(last.shape, generator=weight, dtype=torch.float64)
+        *ours, g_state = scan.chunked_backward(*chunks[:3], *kept, scan.in_chunks(g_out, 4), G)
+        ours = [*(scan.in_tokens(x, 12) for x in ours), g_state]
+    assert difference([x.clone() for x in ours], expected) < 1e-9
 
 
 @pytest.mark.parametrize("R", [1, 3])
@@ -87,15 +140,84 @@ def test_delta_product_is_r_steps_and_one_read(R):
     assert difference(ours, [expected[:, :, R - 1::R], last]) < 1e-10
 
 
+# --- What a chunk is for --------------------------------------------------------------------------
+
+def operations_of_forward(chunk, length):
+    """How many operations of torch the forward of so many chunks of this length makes."""
+    class Count(TorchDispatchMode):
+        made = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), more=None):
+            self.made += 1
+            return function(*arguments, **(more or {}))
+
+    *given, state = [x.detach() for x in two_keys(T=chunk * length)]
+    with Count() as count:
+        scan.chunked_forward(*[scan.in_chunks(x, length) for x in given], state)
+    return count.made
+
+
+def test_what_is_sequential_is_as_long_as_there_are_chunks_not_tokens():
+    """Chunks of 4 or of 20 tokens: as many operations, and a few more for one more chunk."""
+    four, twenty, more = (operations_of_forward(3, 4), operations_of_forward(3, 20),
+                          operations_of_forward(4, 4))
+    assert four == twenty < more < 2 * four
+
+
+def test_a_row_alone_has_the_bits_that_it_has_in_a_batch():
+    """Forward and backward, so that a model answers alike whoever else is asked."""
+    given = [x.detach().float().requires_grad_() for x in inputs(T=41, lead=(7, 3), K=16, V=16)]
+    alone = [x[2:3].detach().requires_grad_() for x in given]
+    ours = [*delta_rule_chunked(*alone), *torch.autograd.grad(
+        delta_rule_chunked(*alone)[0].square().sum(), alone)]
+    theirs = [*delta_rule_chunked(*given), *torch.autograd.grad(
+        delta_rule_chunked(*given)[0].square().sum(), given)]
+    assert difference(ours, [x[2:3] for x in theirs]) == 0
+
+
+# --- torch.compile --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("R", [1, 3])
+def test_one_compiled_graph_serves_all_lengths_with_the_bits_of_eager(R):
+    """A graph without a break, for T below and above a multiple of the chunk: values, gradients."""
+    graphs = []
+
+    def backend(graph, examples):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(delta_product, backend=backend, fullgraph=True, dynamic=True)
+    for T in (41, 72, 216, 944):
+        given = [x.detach().float().requires_grad_()
+                 for x in inputs(T=T, lead=(2,), writes=(R,), K=8, V=4)]
+        for what in (lambda function: function(*given), lambda function: gradients(function, given)):
+            assert difference(what(compiled), what(delta_product)) == 0
+    torch._dynamo.reset()
+    assert len(graphs) == 1
+
+
+def test_the_operators_for_torch_compile_keep_torchs_own_rules():
+    """opcheck: that nothing is changed in place, that the fakes have the true shapes and layouts,
+    and that the gradient is where autograd looks for it; T unknown for the first one."""
+    given = two_keys(T=5, lead=(1,), K=3, V=2)
+    torch.library.opcheck(scan.scan_operator, (*given, 4))
+    q, k, b, v, state = [x.detach() for x in given]
+    out, last, *kept = scan.scan_operator(q, k, b, v, state, 4)
+    quick = ["test_schema", "test_faketensor"]
+    torch.library.opcheck(scan.scan_backward_operator, (q, k, b, kept, out, last),
+                          test_utils=quick)
+
+
 # --- Numerics -------------------------------------------------------------------------------------
 
 def test_no_entry_of_the_inverse_of_a_chunk_is_above_two():
     """For unit keys and beta up to 2: section 5 of scan.py."""
     q, k, v, beta, state = inputs(T=30)
-    beta = beta.unsqueeze(-1)
-    chunks = [x.unsqueeze(-3) for x in (q, k, v, beta)]
-    inverse = scan.chunked_forward(*chunks, state)[2].squeeze(-3)
-    L = (beta * k @ k.mT).tril(-1)
+    b = beta.unsqueeze(-1) * k
+    _, _, kept = scan.chunked_forward(*[x.unsqueeze(-3) for x in (q, k, b, v)], state)
+    inverse = kept[0].squeeze(-3)
+    L = (k @ b.mT).tril(-1)
     assert difference([inverse], [torch.linalg.inv(torch.eye(30) + L)]) < 1e-10
     assert inverse.abs().max() <= 2
 
@@ -108,16 +230,22 @@ def test_one_key_again_and_again_at_beta_two_costs_no_digits():
     assert difference(delta_rule_chunked(q, k, v, beta, state, chunk_size=32), exact) < 1e-3
 
 
-def test_half_types_and_autocast_are_computed_in_float32():
+@pytest.mark.parametrize("rule", [delta_rule_recurrent, delta_rule_chunked])
+def test_half_types_and_autocast_are_computed_in_float32(rule):
     """bfloat16 has two digits: a state kept in it would be off by a hundredth. The results are
-    those of the same numbers in float32, to the bit, forwards and backwards."""
-    q, k, v, beta, state = [x.detach().float().requires_grad_() for x in inputs(T=21)]
-    half = [q.bfloat16(), k, v.half(), beta.bfloat16(), state]
-    full = [x.float() for x in half]
-    expected = [*delta_rule_chunked(*full), *gradients(delta_rule_chunked, full)]
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = [*delta_rule_chunked(*half), *gradients(delta_rule_chunked, full)]
-    assert ours[1].dtype == torch.float32 and difference(ours, expected) == 0
+    those of the same numbers in float32, to the bit, forwards and backwards; a gradient has the
+    type of what it belongs to."""
+    q, k, v, beta, state = [x.detach().float() for x in inputs(T=21)]
+    half = [x.requires_grad_() for x in (q.bfloat16(), k, v.half(), beta.bfloat16(), state.half())]
+    full = [x.detach().float().requires_grad_() for x in half]
+    expected = [*rule(*full), *gradients(rule, full)]
+    in_halves = gradients(rule, half)
+    assert [x.dtype for x in in_halves] == [x.dtype for x in half]
+    assert difference(in_halves, [x.to(y.dtype) for x, y in zip(expected[2:], half)]) == 0
+    if rule is delta_rule_chunked:  # (Autocast is for products, of which a loop has none.)
+        with torch.autocast("cpu", torch.bfloat16):
+            ours = [*rule(*half), *gradients(rule, full)]
+        assert ours[1].dtype == torch.float32 and difference(ours, expected) == 0
 
 
 # --- The swap machine -----------------------------------------------------------------------------
@@ -146,15 +274,40 @@ def test_the_swap_machine_tracks_the_group_without_training(name, dtype):
     assert delta_rule_chunked(keys, keys, values, beta / 2, start)[1].abs().max() < 0.6
 
 
+def test_the_demo_shows_exchanges_which_together_are_pythons_own_commands(capsys):
+    """Each line exchanges two slots of the line before; each command ends as Python's does."""
+    n = 4
+    scan.main(["--variables", str(n)])
+    state, slots = dict(zip("abcd", "1234")), [*"1234", *"0000"]
+    changed = 0
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith(">>> "):
+            exec(line[4:], {}, state)
+        shown = re.match(r" +exchange (\w) and (\w)': +variables ([\d ]+?) +spares ([\d ]+?)  ", line)
+        if shown:
+            x, spare = "abcd".index(shown[1]), n + "abcd".index(shown[2])
+            slots[x], slots[spare] = slots[spare], slots[x]
+            assert slots == f"{shown[3]} {shown[4]}".split()
+            changed += 1
+        if shown and changed % (2 * n) == 0:
+            assert slots == [*state.values(), *"0000"]
+    assert changed == 4 * n and list(state.values()) != [*"1234"]
+
+
 # --- Refusals -------------------------------------------------------------------------------------
 
 def test_what_does_not_fit_is_refused_by_letter():
     """The message names the tensor, and what it must be. A backward by hand has no derivative."""
     q, k, v, beta, state = (x.detach() for x in inputs(T=37))
     for function, wrong, words in [
-            (delta_rule_recurrent, (q, k, v, beta[..., :36]), r"beta must be \[..., T=37\]"),
+            (delta_rule_recurrent, (q, k, v, beta[..., :36]), r"beta must be \[..., T\].*37\).*36\)"),
             (delta_rule_chunked, (q, k, v, beta, state.mT), "state must be"),
             (delta_rule_recurrent, (q, k, v.float(), beta), "v torch.float32"),
+            (delta_rule_chunked, (q, k, v, beta.half()), "beta must have the type.*torch.float16"),
+            (delta_rule_chunked, (q, k.half(), v, beta), "beta .*k, torch.float16; got torch.flo"),
+            (scan_chunked, (q, k, k[..., :3], v), r"b must be \[..., T, K\].*37, 3\)"),
+            (scan_recurrent, (q.long(), k, k, v), "q torch.int64"),
+            (lambda *x: delta_rule_chunked(*x, chunk_size=0), (q, k, v, beta), "chunk_size.*got 0"),
             (delta_product, (q, k, v, beta), r"k must be \[..., T, R, K\]")]:
         with pytest.raises(ValueError, match=words):
             function(*wrong)

@@ -9,10 +9,8 @@ import models
 import numpy as np
 import pytest
 import torch
-from test_scan import by_matrices, difference, inputs
 
 import data
-import scan
 from experiments import groups
 
 
@@ -24,24 +22,6 @@ def test_numbers_compose_as_their_permutations_do():
     last = data.run_commands(group.elements[pairs])[:, 1]
     assert (group.elements[groups.compose(group, g, h).ravel()] == last).all()
     assert groups.compose(group, 7, 11) == groups.compose(group, g, h)[7, 11]
-
-
-def test_the_loop_alone_is_the_definition():
-    """Explicit matrices. Traps: beta scales v - S^T k, not v alone; `state +=` writes into the
-    caller's state, which autograd refuses."""
-    *arguments, state = inputs(T=7)
-    for start, given in ((state, [state]), (torch.zeros_like(state), [])):
-        expected = by_matrices(*arguments, start)
-        assert difference(scan.delta_rule_recurrent(*arguments, *given), expected) < 1e-10
-
-
-def test_gradcheck_agrees_with_the_backward_by_hand():
-    """Finite differences of chunked_forward share nothing with (9) to (16). Traps: M has a minus
-    and no diagonal; G_n belongs to the state AFTER chunk n."""
-    *arguments, beta, state = inputs(T=9, lead=(2,), K=3, V=2)
-    chunks = [scan.in_chunks(x, 4).detach().requires_grad_()
-              for x in (*arguments, beta.unsqueeze(-1))]
-    assert torch.autograd.gradcheck(scan.ChunkedDeltaRule.apply, [*chunks, state])
 
 
 # --- No product of steps with beta <= 1 exchanges two values --------------------------------------

@@ -168,11 +168,11 @@ def test_the_permutation_is_read_off_the_head_that_holds_it_until_noise_has_bent
 
 
 def test_the_hand_built_head_errs_by_rounding_only():
-    """No variable is misread. Rounding to 8 bits is itself a correction: in bf16 1 - 2^-12 becomes
-    1 after each exchange."""
-    for dtype in (torch.float64, torch.bfloat16):
+    """No variable is misread. A state in bfloat16 has two digits: its error is larger than that of
+    float32 could be, and the rounding itself keeps it small."""
+    for dtype, least, most in ((torch.float64, 0, 1e-10), (torch.bfloat16, 0.01, 0.1)):
         error, wrong = swap_machine_errors(Group("S5"), 400, dtype)
-        assert wrong == 0 and error < 1e-10
+        assert wrong == 0 and least <= error < most
 
 
 def test_the_picture_that_moves_shows_what_python_holds_once_a_command_has_settled():
