@@ -20,7 +20,7 @@ PACKAGES = {"torch", "numpy", "tqdm", "matplotlib"}
 SHARED = {"groups", "plots"}
 CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("[a-z]*.py")}
 ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"), ("arms", "scale")}
-WITH_A_TABLE = sorted(set(CHAPTERS) - SHARED - {"play"})
+WITH_A_TABLE = sorted(set(CHAPTERS) - SHARED - {"play", "one_page"})
 
 
 def imports_of(path):
