@@ -91,7 +91,32 @@ def next_tokens(tokens, reveals):
     return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])
 
 
-class ReplTask:
+class Lexer:
+    """Texts as ids of symbols, and back: decode(encode(text)) == text."""
+
+    def __init__(self, vocab):
+        self.vocab = vocab
+        self._id = {symbol: i for i, symbol in enumerate(vocab)}
+
+        # Of two symbols that fit at one place the lexer must take the longer: print(' is not the
+        # variable p, and 12 is not a 1.
+        longest_first = sorted(vocab, key=len, reverse=True)
+        self._symbol = re.compile("|".join(map(re.escape, longest_first)))
+
+    def encode(self, text):
+        """The ids of the symbols of a text: a list.  Raises: UserError."""
+        # findall skips what is no symbol: then the symbols are not the whole text.
+        symbols = self._symbol.findall(text)
+        if "".join(symbols) != text:
+            raise UserError(f"not all of {text!r} is made of symbols of these traces")
+        return [self._id[symbol] for symbol in symbols]
+
+    def decode(self, ids):
+        """The text of a sequence of ids."""
+        return "".join(self.vocab[i] for i in ids)
+
+
+class ReplTask(Lexer):
     """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
 
     A token is a symbol of a small lossless lexer; a comma belongs to the name after it. A trace has
@@ -107,7 +132,7 @@ class ReplTask:
         self.commands = commands
         self.chance = group.chance
         if commands == "swap":
-            group.transpositions  # refuses a group without them here, not at the first batch
+            group.require_swaps()  # here, and not at the first batch
 
         # What the local block of a model must see: one side of a command, n + 1 tokens, and two to
         # spare.
@@ -118,35 +143,17 @@ class ReplTask:
         values = [str(i + 1) for i in range(group.degree)]
         comma_names = [f", {name}" for name in self.names]
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
-        self.vocab = [*marks, *self.names, *comma_names, *values, *self.more_symbols]
-        self._id = {symbol: i for i, symbol in enumerate(self.vocab)}
+        super().__init__([*marks, *self.names, *comma_names, *values, *self.more_symbols])
 
         # Tables from a variable, or from its value, to a token.
         self._name = np.array([self._id[name] for name in self.names])
         self._comma_name = np.array([self._id[name] for name in comma_names])
         self.value_tokens = np.array([self._id[value] for value in values])
 
-        # Of two symbols that fit at one place the lexer must take the longer: print(' is not the
-        # variable p, and 12 is not a 1.
-        longest_first = sorted(self.vocab, key=len, reverse=True)
-        self._lexer = re.compile("|".join(map(re.escape, longest_first)))
-
     @property
     def alphabet(self):
         """Every command there is, as permutations: [commands, n]."""
         return self.group.elements if self.commands == "full" else self.group.transpositions
-
-    def encode(self, text):
-        """Token ids of a trace: decode(encode(text)) == text.  Raises: UserError."""
-        # findall skips what is no symbol: then the symbols are not the whole text.
-        symbols = self._lexer.findall(text)
-        if "".join(symbols) != text:
-            raise UserError(f"not all of {text!r} is made of symbols of {self.group.name} traces")
-        return [self._id[symbol] for symbol in symbols]
-
-    def decode(self, ids):
-        """The text of a sequence of token ids."""
-        return "".join(self.vocab[i] for i in ids)
 
     # Batches.
 
@@ -155,7 +162,7 @@ class ReplTask:
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return next_tokens(*self.write(commands, asked))
+        return next_tokens(*self.write(commands, asked, spacing))
 
     training_batch = test_batch
 
@@ -168,28 +175,33 @@ class ReplTask:
 
     # From permutations to tokens.
 
-    def write(self, commands, asked):
+    def write(self, commands, asked, spacing):
         """The traces of these commands, in which these variables are revealed.
 
-        Shapes: commands [B, L, n]; asked [B, L/S]
+        Shapes: commands [B, L, n]; asked [B, L/S], or [B, L/S, P] for P reveals in a row
                 -> tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
+        Raises: UserError unless there is a place in `asked` after each `spacing` commands.
         """
         lines = self.command_tokens(commands)
-        return self.assemble(lines, asked, self.answers(commands, asked))
+        return self.assemble(lines, asked, self.answers(commands, asked, spacing))
 
-    def answers(self, commands, asked):
+    def answers(self, commands, asked, spacing):
         """The revealed values, from 0, in the shape of asked."""
+        if commands.shape[1] != spacing * asked.shape[1]:
+            raise UserError(f"{commands.shape[1]} commands with a reveal after every {spacing} do "
+                            f"not have {asked.shape[1]} places of reveals")
+
         # A reveal shows the state after the last of `spacing` commands.
-        spacing = commands.shape[1] // asked.shape[1]
         states = run_commands(commands)[:, spacing - 1::spacing]  # [B, L/S, n]
-        return np.take_along_axis(states, asked[..., None], -1)[..., 0]
+        variables = asked.reshape(*states.shape[:2], -1)  # [B, L/S, P]
+        return np.take_along_axis(states, variables, -1).reshape(asked.shape)
 
     def assemble(self, lines, asked, answers):
         """First lines, commands and reveals in the order of a trace.
 
         Shapes: lines [B, L, tokens of a command]; asked, answers as above -> as write.
         """
-        batch, count = asked.shape[:2]  # count: reveals of a trace, L/S
+        batch, count = asked.shape[:2]  # count: places of reveals in a trace, L/S
         shown = self.reveal_tokens(asked, answers)
         is_answer = np.zeros(shown.shape, bool)
         is_answer[..., -2] = True  # of `b 3\n`, the last tokens of a reveal
@@ -268,13 +280,14 @@ class Group:
             self.letter, self.degree, self.order = read_name(name)
         else:
             self.letter = None
-            self.elements = np.unique(elements, axis=0)
+            self.elements = distinct(name, elements)
             self.order, self.degree = self.elements.shape
-            check_group(name, self.elements)
 
         if self.degree > 26:
             raise UserError(f"the variables are the letters a to z, and {name} permutes "
                             f"{self.degree} points: at most 26 are possible")
+        if elements is not None:
+            check_group(name, self.elements)
         # A group that moves each point to each other one does so equally often.
         self.chance = 1 / self.degree
 
@@ -300,14 +313,15 @@ class Group:
             perms[odd, -2:] = perms[odd][:, [-1, -2]]
         return perms
 
-    @cached_property
-    def transpositions(self):
-        """The exchanges of two points, i < j, that generate S<n>: [n (n - 1) / 2, n].
-
-        Raises: UserError for any other group.
-        """
+    def require_swaps(self):
+        """Raises: UserError unless the exchanges of two points generate this group: it is S<n>."""
         if self.order != factorial(self.degree):
             raise UserError(f"swap commands need S<n>, which exchanges generate; got {self.name}")
+
+    @cached_property
+    def transpositions(self):
+        """The exchanges of two points, i < j: [n (n - 1) / 2, n].  Raises: as require_swaps."""
+        self.require_swaps()
 
         # Each is the identity with two entries exchanged.
         swaps = []
@@ -335,19 +349,52 @@ def read_name(name):
     return letter, n, orders[letter]
 
 
-def check_group(name, elements):
-    """Raises: UserError unless these [order, n] are a group that moves each point to each other."""
-    # Sorted, a permutation of n points is 0, 1, ..., n - 1.
-    n = elements.shape[-1]
-    if (np.sort(elements) != np.arange(n)).any():
-        raise UserError(f"group {name}: each element must be a permutation of 0 to {n - 1}")
+def distinct(name, elements):
+    """A list of permutations without repetitions, in lexicographic order: int64 [order, n].
 
-    # A finite set of permutations that is closed has the identity and all inverses, too.
-    known = set(map(tuple, elements.tolist()))
-    for g in elements:
-        products = g[elements]  # first g, then each element
-        if not known.issuperset(map(tuple, products.tolist())):
-            raise UserError(f"group {name} is not closed: a product of {g} is not in its list")
+    Raises: UserError if it is none.
+    """
+    try:
+        found = np.asarray(elements, dtype=float)
+    except (ValueError, TypeError) as error:  # rows of several lengths, words
+        raise UserError(f"group {name}: {error}") from None
+    if found.ndim != 2 or not found.size:
+        raise UserError(f"group {name}: its elements are a list of permutations, [order, n]; got "
+                        f"shape {list(found.shape)}")
+
+    # Sorted, a permutation of n points is 0, 1, ..., n - 1.
+    n = found.shape[1]
+    if (np.sort(found) != np.arange(n)).any():
+        raise UserError(f"group {name}: each element must be a permutation of 0 to {n - 1}")
+    return np.unique(found.astype(np.int64), axis=0)
+
+
+def check_group(name, elements):
+    """Raises: UserError unless these [order, n] are a group that moves each point to each other.
+
+    A list is a group if it is what a few of its elements generate. Each element that their products
+    lack at least doubles them, so that some log2(order) elements are enough.
+    """
+    # A finite set of permutations that is closed has all inverses, too.
+    order, n = elements.shape
+    if (elements[0] != np.arange(n)).any():
+        raise UserError(f"group {name} lacks the identity, and so it is not closed")
+
+    after = []  # for each generator: the number of the element that it makes of each element
+    reached = np.arange(order) == 0  # from the identity
+    while not reached.all():
+        g = elements[reached.argmin()]  # the first that is not reached is one generator more
+        products, numbers = np.unique(elements[:, g], axis=0, return_inverse=True)
+        if (products != elements).any():
+            raise UserError(f"group {name} is not closed: some element, and after it {g}, give "
+                            "none of its list")
+        after.append(numbers.reshape(-1))
+
+        latest = np.zeros(1, int)  # the identity
+        while len(latest):
+            reached[latest] = True
+            found = np.unique([numbers[latest] for numbers in after])
+            latest = found[~reached[found]]
 
     # Only then are all n values of a variable equally likely.
     if len(np.unique(elements[:, 0])) < n:
@@ -413,7 +460,14 @@ class UserError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line, too, without the usage of all options ahead of it."""
+    """A parser that refuses in one line, too, without the usage of all options ahead of it.
+
+    doc: a docstring, whose first line describes the command; None under `python -OO`.
+    """
+
+    def __init__(self, doc=None, **options):
+        description = doc.split("\n")[0] if doc else None
+        super().__init__(**{"description": description, **options})
 
     def error(self, message):
         raise UserError(message)
@@ -439,13 +493,13 @@ def at_least(least, kind=int):
     return number
 
 
-def run(main):
-    """What `python FILE.py` does: main(), which Ctrl-C and a closed pipe end in silence.
+def run(command):
+    """What `python FILE.py` does: command(), which Ctrl-C and a closed pipe end in silence.
 
     Bad input ends it with one line and exit code 2. Any other exception is a bug, and shows itself.
     """
     try:
-        main()
+        command()
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)

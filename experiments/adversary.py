@@ -104,7 +104,7 @@ class RepetitionTask(CoinTask):
         executed[:, cycle] = rng.random((batch, cycles)) < 0.5
         if coins == "forced":
             executed[:, BEFORE:BEFORE + cycles - 1] = False
-        return Program(commands, asked, probability, executed)
+        return Program(commands, 1, asked, probability, executed)
 
 
 def draw_pattern(pattern, batch, cycles, rng):

@@ -86,6 +86,7 @@ class PFSA(NamedTuple):
 class Program(NamedTuple):
     """The random choices behind traces."""
     commands: np.ndarray  # [B, L, n]
+    spacing: int  # commands per reveal, S
     asked: np.ndarray  # [B, L/S] the variable of each reveal
     probability: np.ndarray  # [B, L] that a command is executed; at 1 the line shows no coin
     executed: np.ndarray  # bool [B, L] how the coins fell, which no reader is told
@@ -141,7 +142,7 @@ class CoinTask(ReplTask):
         places = rng.random((batch, length)).argsort(1) < behind_coins
         probability = np.where(places, rng.choice(COINS, (batch, length)), 1)
         executed = rng.random((batch, length)) < probability
-        return Program(commands, asked, probability, executed)
+        return Program(commands, spacing, asked, probability, executed)
 
     def write_program(self, program):
         """The traces of a program: tokens [B, T], reveals [B, T]."""
@@ -169,13 +170,13 @@ class CoinTask(ReplTask):
         """The revealed values, from 0: [B, L/S]."""
         stays = np.arange(self.group.degree)
         happened = np.where(program.executed[..., None], program.commands, stays)
-        return self.answers(happened, program.asked)
+        return self.answers(happened, program.asked, program.spacing)
 
     def best_predictions(self, program):
         """p(value | all lines before) at each reveal, by the exact filter: [B, L/S, n]."""
-        spacing = program.commands.shape[1] // program.asked.shape[1]
+        S = program.spacing
         beliefs = self.automaton.filter(self.symbols(program))
-        ahead = beliefs[:, spacing::spacing + 1]  # of each reveal: [B, L/S, Q]
+        ahead = beliefs[:, S::S + 1]  # of each reveal: [B, L/S, Q]
         holds = self.group.elements.T[:, :, None] == np.arange(self.group.degree)  # [n, Q, n]
         return (ahead[..., None, :] @ holds[program.asked])[..., 0, :]
 
@@ -234,16 +235,16 @@ class CoinTask(ReplTask):
 def marginal_predictions(task, program):
     """What marginals in float64, with Sinkhorn's decoder, expect at each reveal: [B, L/S, n]."""
     batch, length, n = program.commands.shape
-    spacing = length // program.asked.shape[1]
-    commands, asked, probability, _ = map(torch.from_numpy, program)
+    commands, asked, probability = [torch.from_numpy(part) for part in (
+        program.commands, program.asked, program.probability)]
     answers = torch.from_numpy(task.program_answers(program))
 
     H = torch.eye(n, dtype=torch.float64).expand(batch, n, n)
     ahead = []  # of each reveal
     for t in range(length):
         H = flip_coin(H, commands[:, t], probability[:, t])  # a certain command has p = 1
-        if (t + 1) % spacing == 0:
-            reveal = t // spacing
+        if (t + 1) % program.spacing == 0:
+            reveal = t // program.spacing
             ahead.append(H)
             H = show_value(H, asked[:, reveal], answers[:, reveal])
 

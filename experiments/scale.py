@@ -27,11 +27,11 @@ from functools import partial
 
 import numpy as np
 
-from data import (COMMANDS, Group, Parser, ReplTask, UserError, draw_commands, next_tokens, run,
-                  run_commands)
+from data import COMMANDS, Group, Parser, ReplTask, UserError, draw_commands, next_tokens, run
 from eval import LENGTHS
 from experiments import (at, chapter, falls_at_the_end, grid, k_of_n, make, millions, minutes,
                          percent, records, span, table, where)
+from experiments.groups import draw_sparse_commands
 from experiments.plots import BLUE, SKY, canvas, dot
 from models import LinRNN, make_model
 from train import (Recipe, add_run_options, config_of_run, options_typed, share_of_peak,
@@ -56,7 +56,7 @@ class ManyVariables(ReplTask):
     def __init__(self, group, commands="full", sparse=True):
         super().__init__(group, commands)
         if sparse:
-            group.transpositions  # refuses a group without them here, not at the first batch
+            group.require_swaps()  # here, and not at the first batch
         self.sparse = sparse
         self.reveals_in_a_row = max(1, group.degree // 4)
 
@@ -72,7 +72,7 @@ class ManyVariables(ReplTask):
             commands[:easy] = draw_sparse_commands(self.group, (easy, length), rng)
 
         asked = rng.integers(n, size=(batch, length // spacing, self.reveals_in_a_row))
-        return next_tokens(*self.write(commands, asked))
+        return next_tokens(*self.write(commands, asked, spacing))
 
     def sparse_traces(self, batch, spacing):
         """How many traces of a batch are made of sparse commands."""
@@ -85,23 +85,6 @@ class ManyVariables(ReplTask):
         # variables, and a model that reads nothing else forgets the exchange of two. Of the 120
         # commands of S5 ten are exchanges, and it meets them anyway.
         return -(-batch // 16) if self.group.degree > 7 else 0  # rounded up
-
-    def answers(self, commands, asked):
-        """The revealed values: asked [B, L/S, P], P reveals in a row, or [B, L/S] as in a test."""
-        spacing = commands.shape[1] // asked.shape[1]
-        states = run_commands(commands)[:, spacing - 1::spacing]  # [B, L/S, n]
-        variables = asked.reshape(*states.shape[:2], -1)
-        return np.take_along_axis(states, variables, -1).reshape(asked.shape)
-
-
-def draw_sparse_commands(group, shape, rng):
-    """Products of 1 to n random exchanges: many of them leave most variables alone. [*shape, n]"""
-    # The product of the first 1, 2, ..., n of n exchanges, of which one is kept.
-    n = group.degree
-    total = int(np.prod(shape))
-    products = run_commands(draw_commands(group, "swap", (total, n), rng))
-    kept = rng.integers(n, size=total)
-    return products[np.arange(total), kept].reshape(*shape, n)
 
 
 def rule_for(n):

@@ -20,7 +20,6 @@ Next: actions.py.
 """
 
 import itertools
-import re
 import tempfile
 from functools import partial
 from typing import NamedTuple
@@ -30,7 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import Group, ReplTask, draw_commands, generator, next_tokens, run, run_commands
+from data import (Group, Lexer, ReplTask, draw_commands, generator, next_tokens, run,
+                  run_commands)
 from eval import predict
 from experiments import (RATES, chapter, evaluate_all, grid, record, records, span, summary, table,
                          where)
@@ -50,7 +50,7 @@ class Supervised(NamedTuple):
     states: np.ndarray  # int64 [ends of all programs, W] the tokens of the state at each end
 
 
-class ProgramTask:
+class ProgramTask(Lexer):
     """Programs whose states Python tells: the base of the next three classes.
 
     A subclass has program(length, rng) -> a first line, and n that change the state. The question
@@ -60,12 +60,7 @@ class ProgramTask:
     answer_end = -1  # behind the answer stands a newline
 
     def __init__(self):
-        self.vocab = ["\n", " = ", *self.symbols]
-        longest_first = sorted(self.vocab, key=len, reverse=True)
-        self._lexer = re.compile("|".join(map(re.escape, longest_first)))
-
-    def encode(self, text):
-        return [self.vocab.index(symbol) for symbol in self._lexer.findall(text)]
+        super().__init__(["\n", " = ", *self.symbols])
 
     def test_batch(self, batch, length, spacing, rng):
         """Programs, as Supervised. Programs of one length have equally many tokens."""
@@ -138,13 +133,13 @@ class ArithmeticTask(ProgramTask):
         lines = [f"{', '.join(names)} = {', '.join(map(str, values.values()))}"]
 
         while len(lines) <= length:
-            target, left, right = (names[i] for i in rng.integers(3, size=3))
+            target, one, other = (names[i] for i in rng.integers(3, size=3))
             literal, first, minus = rng.random(3) < 0.5
             if literal:
-                right = str(rng.integers(10))
+                other = str(rng.integers(10))
             if first:
-                left, right = right, left
-            expression = f"{left} {'-' if minus else '+'} {right}"
+                one, other = other, one
+            expression = f"{one} {'-' if minus else '+'} {other}"
             result = eval(expression, {}, values)
             if abs(result) <= 9:  # else this line is drawn again
                 values[target] = result
@@ -161,7 +156,7 @@ class TraceTask(ReplTask):
         n = self.group.degree
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         asked = rng.integers(n, size=(batch, length // spacing))
-        tokens, reveals = self.write(commands, asked)
+        tokens, reveals = self.write(commands, asked, spacing)
 
         # A trace: a first line for each variable, then again and again S commands and a reveal.
         block = [True] * spacing + [False] * 2
@@ -214,9 +209,9 @@ def loss_of(answer_width, model, batch, recipe):
     loss, metrics = next_token_loss(lambda inputs: logits, batch, recipe)
 
     # An answer is right if all its tokens are.
-    right = (logits.argmax(-1) == batch.targets)[batch.reveals]
-    right = right.view(-1, answer_width).all(-1)
-    metrics["reveal_accuracy"] = right.float().mean().item()
+    each_token = (logits.argmax(-1) == batch.targets)[batch.reveals]
+    answered = each_token.view(-1, answer_width).all(-1)
+    metrics["reveal_accuracy"] = answered.float().mean().item()
 
     head = model.auxiliary
     if head is None:

@@ -64,7 +64,7 @@ class UnseenTask(ReplTask):
         self.check(length, spacing)
         commands = alphabet[rng.integers(len(alphabet), size=(batch, length))]
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return next_tokens(*self.write(commands, asked))
+        return next_tokens(*self.write(commands, asked, spacing))
 
 
 # --- 2. The certificate of all pairs --------------------------------------------------------------
@@ -88,7 +88,7 @@ def all_pairs(model, task, alphabet):
         # is asked for in its one reveal.
         commands = np.array([[*word, command] for command in alphabet])
         asked = np.tile(np.arange(n), len(alphabet))[:, None]
-        batch = next_tokens(*task.write(commands.repeat(n, 0), asked))
+        batch = next_tokens(*task.write(commands.repeat(n, 0), asked, commands.shape[1]))
 
         said = predict(model, batch.inputs)[batch.reveals].reshape(-1, n)
         expected = compose(group.elements[[state]].repeat(len(alphabet), 0), alphabet)

@@ -71,7 +71,7 @@ class WordTask:
         self.chance = 1 / group.order  # all words are equally likely, and so are all answers
         self.vocab = ["".join(string.ascii_lowercase[i] for i in g) for g in group.elements]
         if commands == "swap":
-            group.transpositions  # refuses a group without them here, not at the first batch
+            group.require_swaps()  # here, and not at the first batch
 
     def test_batch(self, batch, length, spacing, rng):
         """Uniform words, and their running products."""

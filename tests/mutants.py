@@ -66,7 +66,7 @@ TABLE = {
     "experiments/unseen.py": [
         ("self.batch_of(self.unseen,", "self.batch_of(self.seen,", "seen_commands")],
     "experiments/supervision.py": [
-        ("right.view(-1, answer_width).all(-1)", "right.view(-1, answer_width).any(-1)",
+        ("each_token.view(-1, answer_width).all(-1)", "each_token.view(-1, answer_width).any(-1)",
          "all_its_tokens")],
 }
 

@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import re
+import time
+from argparse import ArgumentTypeError
 from unittest.mock import Mock
 
 import data
@@ -66,11 +69,56 @@ def test_a_group_of_ones_own_is_checked_and_named_by_what_is_broken():
     for elements, rule in [
             ([[1, 2, 3], [2, 3, 1], [3, 1, 2]], "a permutation of 0 to 2"),
             ([*Q8[:7], [0] * 8], "a permutation of 0 to 7"),
-            (Q8[:7], "not closed"),
+            (Q8[:7], "not closed"), (sorted(Q8)[1:], "lacks the identity"),
+            ([], "a list of permutations"), ([Q8], "a list of permutations"), (["ab"], "float"),
+            ([[0, 1], [0]], "sequence"), ([[0, 1.5], [1.5, 0]], "a permutation of 0 to 1"),
             ([[0, 1, 2, 3], [1, 0, 2, 3], [0, 1, 3, 2], [1, 0, 3, 2]], "not transitive"),
             (data.list_cyclic(27), "at most 26")]:
         with pytest.raises(UserError, match=rule):
             Group("mine", elements)
+
+
+def products_of(*generators):
+    """All products of permutations, by a loop."""
+    found = [(*range(len(generators[0])),)]
+    for first in found:  # the list grows while it is read
+        for then in generators:
+            product = tuple(first[i] for i in then)
+            if product not in found:
+                found.append(product)
+    return found
+
+
+def test_a_list_that_is_closed_under_some_of_its_elements_only_is_no_group():
+    """Cosets of a subgroup are closed under each of its elements, and no one is in all of them. So
+    a check that asks a few elements may miss the one that leads out."""
+    cycle, exchange = [1, 2, 3, 0], np.array([0, 1, 3, 2])
+    rotations = products_of(cycle)
+    for cosets in ([*rotations, *(tuple(exchange[list(g)].tolist()) for g in rotations)],
+                   [*products_of([1, 0, 2, 3]), (0, 1, 3, 2), (1, 0, 3, 2), cycle, (1, 0, 3, 2)],
+                   [*products_of([1, 0, 2, 3], [0, 1, 3, 2]), (2, 3, 0, 1), (3, 2, 0, 1)]):
+        for order in (cosets, cosets[::-1]):
+            with pytest.raises(UserError, match="not closed"):
+                Group("mine", order)
+
+
+def test_a_group_of_thousands_is_checked_by_a_few_of_its_elements():
+    """A7: its 2,520 elements have six million products of two, more than a second has time for. An
+    element less, or one that is none of it, is noticed."""
+    elements = Group("A7").elements
+    start = time.process_time()
+    assert (Group("mine", elements[::-1]).elements == elements).all()
+    odd = [1, 0, 2, 3, 4, 5, 6]
+    for wrong in (elements[:-1], np.delete(elements, 700, 0), [*elements, odd], [*elements[1:], odd]):
+        with pytest.raises(UserError, match="closed"):
+            Group("mine", wrong)
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("name", ["S5x", "xS5", "S27", "D27", "S", "S05", "A2", "Z1", "s5", "S5 "])
+def test_a_name_of_no_group_is_refused(name):
+    with pytest.raises(UserError, match="unknown group|too small|at most 26"):
+        Group(name)
 
 
 @pytest.mark.parametrize("name", ["S26", "A26"])
@@ -133,6 +181,81 @@ def test_swaps_are_all_exchanges_of_two_variables_equally_likely():
     assert near_uniform(counts)
     assert (ReplTask(group, "swap").alphabet == group.transpositions).all()
     assert (ReplTask(group).alphabet == group.elements).all()
+
+
+def test_swaps_are_written_in_order_and_values_begin_at_one():
+    """`a, b = b, a`, and never `b, a = a, b`. Variable number i begins with the value i + 1."""
+    task = ReplTask(Group("S4"), "swap")
+    inputs, targets, _ = task.test_batch(20, 3, 3, default_rng(0))
+    for row, rest in zip(inputs, targets):
+        text = task.decode([row[0], *rest])
+        assert text.startswith(">>> a = 1\n>>> b = 2\n>>> c = 3\n>>> d = 4\n>>> ")
+        pairs = re.findall(r">>> (\w), (\w) = (\w), (\w)\n", text)
+        assert len(pairs) == 3 and all(x < y and (x, y) == (v, u) for x, y, u, v in pairs)
+
+
+@pytest.mark.parametrize("in_a_row", [1, 3])
+def test_reveals_stand_after_each_spacing_of_the_commands_one_or_several_in_a_row(in_a_row):
+    """Python answers each. A list of what is asked that does not fit the spacing is refused, for it
+    would show states of other places."""
+    task, rng = ReplTask(Group("S5")), default_rng(2)
+    commands = task.group.draw((2, 12), rng)
+    asked = rng.integers(5, size=(2, 3, in_a_row))
+    if in_a_row == 1:
+        assert all((x == y).all() for x, y in zip(task.write(commands, asked, 4),
+                                                  task.write(commands, asked[..., 0], 4)))
+
+    tokens, reveals = task.write(commands, asked, 4)
+    for row, shown, names in zip(tokens, reveals, asked):
+        text = task.decode(row)
+        assert session(typed_lines(text)) == text
+        lines = [line[4:] for line in text.splitlines()[5:] if line.startswith(">>> ")]
+        kinds = "".join("p" if line.startswith("print") else "c" for line in lines)
+        assert kinds == ("cccc" + "p" * in_a_row) * 3 and shown.sum() == 3 * in_a_row
+        assert [line[7] for line in lines if line[0] == "p"] == [
+            "abcde"[i] for i in names.ravel()]
+
+    for spacing in (1, 2, 3, 12):
+        with pytest.raises(UserError, match="12 commands"):
+            task.write(commands, asked, spacing)
+
+
+@pytest.mark.parametrize("length, spacing", [(0, 1), (4, 0), (-4, 2), (4, -2), (5, 2), (2, 4)])
+def test_a_trace_has_commands_and_ends_on_a_reveal(length, spacing):
+    with pytest.raises(UserError, match="multiple"):
+        ReplTask(Group("S3")).test_batch(2, length, spacing, default_rng(0))
+
+
+def test_swaps_need_a_group_that_exchanges_generate():
+    """S<n>, by its name or by its elements: the task says so when it is made."""
+    ReplTask(Group("mine", Group("S4").elements), "swap")
+    for name in ("A4", "Z3", "D4"):
+        with pytest.raises(UserError, match=f"S<n>.*{name}"):
+            ReplTask(Group(name), "swap")
+
+
+@pytest.mark.parametrize("options", [["--group", "S4", "--length", "6", "--spacing", "3"],
+                                     ["--group", "S3", "--commands", "swap"]])
+def test_each_line_of_the_demo_shows_pythons_state_after_it(options, capsys):
+    data.main(options)
+    state, names = {}, "abcd"[:int(options[1][1])]
+    shown = re.findall(r"^(.*?) +state ([\d. ]+?) +tokens (.*)$", capsys.readouterr().out, re.M)
+    assert len(shown) > 10
+    for line, values, tokens in shown:
+        if line.startswith(">>> ") and "print" not in line:
+            exec(line[4:], {}, state)
+        assert values.split() == [str(state.get(name, ".")) for name in names]
+        assert tokens.replace("|", "") == line
+
+
+def test_numbers_that_are_too_small_or_no_numbers_are_refused_before_any_work(refused):
+    for option, value in itertools.product(["--length", "--spacing"], ["0", "-3", "two", "2.5"]):
+        refused(data.main, [option, value], option)
+    refused(data.main, ["--length", "3", "--spacing", "2"], "multiple")
+    assert data.at_least(0, float)("0") == 0
+    for text in ("nan", "inf", "-1e-9"):
+        with pytest.raises(ArgumentTypeError, match="0 or more"):
+            data.at_least(0, float)(text)
 
 
 # --- Random numbers, and Ctrl-C -------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_a_cycle_is_one_affine_map_in_one_layer(pattern, period):
     program.executed[:, BEFORE:] = False
     longer = program._replace(**{
         name: np.concatenate([part] + [part[:, -period:]] * 4, 1)
-        for name, part in program._asdict().items()})
+        for name, part in program._asdict().items() if name != "spacing"})
     drawn = task.batch_of(longer)
     last = drawn.reveals[0].nonzero()[0][-1]
     logits, states = model.stream(torch.from_numpy(drawn.inputs[:, :last + 1]))

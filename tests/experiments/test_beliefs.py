@@ -12,7 +12,7 @@ from conftest import session, typed_lines
 
 from data import Group, generator
 from experiments import beliefs
-from experiments.beliefs import COINS, PFSA, CoinTask, Program, main
+from experiments.beliefs import COINS, PFSA, CoinTask, main
 from models import LinRNN
 from scan import delta_rule_recurrent, exchange_key
 from train import Recipe, next_token_loss, to_tensors
@@ -37,7 +37,9 @@ def check_traces(task, program, monkeypatch):
     for b in range(len(tokens)):
         coins = np.flatnonzero(program.probability[b] < 1)
         falls = np.array([*itertools.product([True, False], repeat=len(coins))], bool)
-        ways = Program(*(np.repeat(part[b:b + 1], len(falls), 0) for part in program))
+        ways = program._replace(**{name: np.repeat(part[b:b + 1], len(falls), 0)
+                                   for name, part in program._asdict().items()
+                                   if name != "spacing"})
         ways.executed[:, coins] = falls
         p = program.probability[b, coins]
         weights = np.where(falls, p, 1 - p).prod(1)

@@ -8,8 +8,8 @@ import eval
 import train
 from data import Group, ReplTask, generator
 from experiments import records, scale
-from experiments.groups import points_moved
-from experiments.scale import CELLS, ManyVariables, draw_sparse_commands, plan, rule_for
+from experiments.groups import draw_sparse_commands, points_moved
+from experiments.scale import CELLS, ManyVariables, plan, rule_for
 from train import Progress, Recipe
 
 
