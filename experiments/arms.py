@@ -32,12 +32,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from data import Group, ReplTask, run
+from data import Group, ReplTask, draw_commands, next_tokens, run
 from eval import LENGTHS, evaluate
 from experiments import (RATES, at, chapter, grid, k_of_n, make, millions, minutes, percent,
                          records, span, table, where)
+from experiments.groups import draw_sparse_commands
 from experiments.plots import BLUE, COLOURS, GREY, NAMES, canvas, count, dot, draw, ticks_at
-from experiments.scale import ManyVariables
 from models import LSTM, DeltaBlock, LanguageModel, LinRNN, LSTMBlock, Transformer
 from scan import delta_product
 from train import Recipe, share_of_peak
@@ -133,7 +133,7 @@ STAGES = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
 TESTS = [*STAGES, (128, 16)]
 
 
-class AllStages(ManyVariables):
+class AllStages(ReplTask):
     """Every batch is of one of the six stages, at random, in proportion to 1 / L.
 
     So no stage has to be learned before the next, and each has as many commands. Where each command
@@ -142,8 +142,14 @@ class AllStages(ManyVariables):
 
     def training_batch(self, batch, length, spacing, rng):
         shares = np.array([1 / length for length, _ in STAGES])
-        stage = rng.choice(len(STAGES), p=shares / shares.sum())
-        return super().training_batch(batch, *STAGES[stage], rng)
+        length, spacing = STAGES[rng.choice(len(STAGES), p=shares / shares.sum())]
+
+        # The uniform commands are always drawn: what comes after them is what was recorded.
+        commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        if spacing == 1:
+            commands = draw_sparse_commands(self.group, (batch, length), rng)
+        asked = rng.integers(self.group.degree, size=(batch, length // spacing))
+        return next_tokens(*self.write(commands, asked, spacing))
 
 
 def cosine(recipe, progress, cap):

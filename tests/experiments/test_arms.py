@@ -4,9 +4,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import Group, generator
+from data import Group, ReplTask, generator
 from experiments import arms, records, where
-from experiments.scale import ManyVariables
 from train import Progress, Recipe
 
 
@@ -59,7 +58,7 @@ def test_each_stage_trains_on_as_many_commands():
     """Batches have as many traces in every stage, so a stage of length L must come as 1 / L."""
     task, rng = arms.AllStages(Group("S5")), generator(0, "train", 0)
     drawn = [task.training_batch(1, 64, 8, rng).inputs.shape[1] for _ in range(3000)]
-    tokens = {length: ManyVariables(Group("S5")).training_batch(1, length, spacing, rng)
+    tokens = {length: ReplTask(Group("S5")).training_batch(1, length, spacing, rng)
               .inputs.shape[1] for length, spacing in arms.STAGES}
     total = sum(1 / length for length in tokens)
     for length, width in tokens.items():
