@@ -477,8 +477,12 @@ def stages(text):
     """A type for argparse: '8:1,16:2' -> [(8, 1), (16, 2)], pairs of a length and a spacing."""
     found = []
     for stage in text.split(","):
-        length, spacing = stage.split(":")
-        found.append((int(length), int(spacing)))
+        length, spacing = map(int, stage.split(":"))
+        try:
+            ReplTask.check(length, spacing)
+        except UserError as error:  # argparse shows the message of this type of error only
+            raise argparse.ArgumentTypeError(error) from None
+        found.append((length, spacing))
     return found
 
 

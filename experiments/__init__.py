@@ -29,6 +29,12 @@ RATES = {
     "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4}}
 
 
+
+def make_arm(model_class, task):
+    """A model of random weights for a task.  model_class: as those of models.MODELS."""
+    return model_class(len(task.vocab), conv_width=task.conv_width)
+
+
 # --- Records --------------------------------------------------------------------------------------
 
 def record(name, row):
@@ -195,7 +201,7 @@ def chapter(doc, show, make_missing=None, commands={}, argv=None):
         return commands[argv[0]](argv[1:])
 
     more = f"Commands, each with a --help: {', '.join(commands)}." if commands else None
-    parser = Parser(description=doc.split("\n")[0], epilog=more)
+    parser = Parser(doc, epilog=more)
     if make_missing:
         parser.add_argument("--run", action="store_true", help="first make what has no record")
     if vars(parser.parse_args(argv)).get("run"):

@@ -41,8 +41,8 @@ import numpy as np
 import torch
 
 from data import Group, ReplTask, draw_commands, generator, next_tokens, run, run_commands
-from experiments import (FALLING, RATES, chapter, grid, make, millions, minutes, records, span,
-                         table, where)
+from experiments import (FALLING, RATES, chapter, grid, make, make_arm, millions, minutes, records,
+                         span, table, where)
 from experiments.plots import COLOURS, NAMES, canvas, draw, ticks_at
 from models import LSTM, AttentionBlock, DeltaBlock, LanguageModel, LinRNN, Transformer
 from train import Recipe
@@ -147,8 +147,8 @@ def evaluate_modes(model, task, lengths, traces=32):
             # A command or a state is right if all of its tokens are.
             row = {"mode": mode, "length": length, "traces": traces}
             for name, role in [("commands", COMMAND), ("states", STATE)]:
-                right = equal[:, roles == role].reshape(traces, length, -1).all(-1)
-                row[name] = float(right.mean())
+                whole = equal[:, roles == role].reshape(traces, length, -1).all(-1)
+                row[name] = float(whole.mean())
             rows.append(row)
     return rows
 
@@ -173,8 +173,7 @@ def plan(cell):
     rates = RATES["linrnn" if cell["arm"] == "hybrid" else cell["arm"]]
     recipe = Recipe(curriculum=[(length, 1) for length in shares], stage_steps=steps, batch=16,
                     seed=cell["seed"], **rates)
-    make_model = partial(ARMS[cell["arm"]], len(task.vocab), conv_width=task.conv_width)
-    return task, make_model, recipe, LENGTHS
+    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, LENGTHS
 
 
 def make_missing():

@@ -34,7 +34,8 @@ import numpy as np
 import torch
 
 from data import Group, draw_commands, generator, run
-from experiments import FALLING, chapter, grid, k_of_n, make, records, span, table, where
+from experiments import (FALLING, chapter, grid, k_of_n, make, make_arm, records, span, table,
+                         where)
 from experiments.beliefs import CoinTask, Program, kl_from, loss_of, nats_from_filter
 from experiments.plots import BLUE, GREEN, NAMES, ORANGE, RED, canvas, count, draw, ticks_at
 from models import LSTM, LinRNN, Transformer
@@ -269,19 +270,14 @@ CYCLES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 def plan_rates(cell):
     """The ordinary task, by a multiple of the smallest rates."""
     task = CoinTask(Group("S3"), "swap")
-    return task, partial(make_arm, cell["arm"], task), recipe_of(**cell), None
+    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe_of(**cell), None
 
 
 def plan(cell):
     """An arm, by its best rates, with repetitions in a quarter of the batches."""
     task = RepetitionTask(Group("S3"), cell["pattern"], cell["coins"])
     recipe = recipe_of(cell["arm"], *CHOSEN[cell["arm"]], cell["seed"])
-    return task, partial(make_arm, cell["arm"], task), recipe, None
-
-
-def make_arm(arm, task):
-    """The model of an arm, its weights random."""
-    return ARMS[arm](len(task.vocab), conv_width=task.conv_width)
+    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, None
 
 
 def recipe_of(arm, factor, last_steps, seed):
@@ -452,7 +448,7 @@ def show_maps():
     for seed in range(3):
         torch.manual_seed(seed)
         untrained.append({"arm": "linrnn", "pattern": "untrained", "coins": "",
-                          "results": growth_rows(make_arm("linrnn", task), task)})
+                          "results": growth_rows(make_arm(LinRNN, task), task)})
     table("The map of a cycle, linear RNNs: what all cycles before the last have left, as a "
           "multiple of what\none writes (growth, g.), and the log-odds that it adds to the answer, "
           "to first order (effect, e.)",
@@ -505,8 +501,8 @@ def picture():
             runs = records("adversary", arm=arm, pattern=pattern, coins=coins)
             found = {}
             for test, colour in zip(PATTERNS, (BLUE, RED, ORANGE, GREEN)):
-                nats = [[at_cycle(run, cycles, "forced", test) for cycles in CYCLES]
-                        for run in runs]
+                nats = [[at_cycle(trained, cycles, "forced", test) for cycles in CYCLES]
+                        for trained in runs]
                 found[test] = CYCLES, nats, colour
             axes.set_yscale("log")
             axes.set_title(f"{NAMES[arm]}; {pattern}, {coins}", fontsize=10, pad=16)

@@ -34,8 +34,8 @@ from torch import nn
 
 from data import Group, ReplTask, draw_commands, next_tokens, run
 from eval import LENGTHS, evaluate
-from experiments import (RATES, at, chapter, grid, k_of_n, make, millions, minutes, percent,
-                         records, span, table, where)
+from experiments import (RATES, at, chapter, grid, k_of_n, make, make_arm, millions, minutes,
+                         percent, records, span, table, where)
 from experiments.groups import draw_sparse_commands
 from experiments.plots import BLUE, COLOURS, GREY, NAMES, canvas, count, dot, draw, ticks_at
 from models import LSTM, DeltaBlock, LanguageModel, LinRNN, LSTMBlock, Transformer
@@ -68,11 +68,6 @@ ARMS = {
     "lstm-512": WideLSTM,
     "gated": GatedRNN,
     "gated-beta1": partial(GatedRNN, beta_max=1.0)}
-
-
-def make_arm(arm, task):
-    """The model of an arm, its weights random."""
-    return ARMS[arm](len(task.vocab), conv_width=task.conv_width)
 
 
 def relative(arm):
@@ -192,7 +187,7 @@ def plan(cell):
     recipe = Recipe(curriculum=[STAGES[-1]], last_steps=10**6, seed=cell["seed"],
                     optimizer=rates["optimizer"], lr=factor * rates["lr"],
                     matrix_lr=factor * rates["matrix_lr"])
-    return task, partial(make_arm, cell["arm"], task), recipe, TESTS
+    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, TESTS
 
 
 def measure(model, task, tests):
@@ -215,7 +210,7 @@ DEFAULT_CELLS = grid(seed=range(20, 25))
 def plan_default(cell):
     """The run of `python train.py --model linrnn --group S5 --seed N`, on uniform commands."""
     task = ReplTask(Group("S5"))
-    return task, partial(make_arm, "linrnn", task), Recipe(seed=cell["seed"]), LENGTHS
+    return task, partial(make_arm, LinRNN, task), Recipe(seed=cell["seed"]), LENGTHS
 
 
 # --- 3. How many commands may share a reveal? -----------------------------------------------------
@@ -240,7 +235,7 @@ def plan_spacing(cell):
     before = [(2, 1)] if cell["first"] else []
     recipe = Recipe(curriculum=[*before, stage, stage], max_steps=10**6, seed=cell["seed"],
                     **RATES[cell["arm"]])
-    return task, partial(make_arm, cell["arm"], task), recipe, [stage]
+    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, [stage]
 
 
 def make_missing():
@@ -345,7 +340,7 @@ def by_position(i):
 def state_of(rows):
     """A column of a table: how many numbers the mixers carry from token to token."""
     task = ReplTask(Group("S5"))
-    model = make_arm(rows[0]["arm"], task)
+    model = make_arm(ARMS[rows[0]["arm"]], task)
     counts = []
     for length in (1, 2):
         _, states = model.stream(torch.zeros(1, length, dtype=torch.long))

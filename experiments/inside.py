@@ -457,15 +457,17 @@ def while_reading(seed, lines):
 
 
 def main(argv=None):
-    parser = Parser(prog="python -m experiments.inside", description=__doc__.split("\n")[0])
-    parser.add_argument("runs", nargs="*", metavar="DIR", default=STORED,
+    parser = Parser(__doc__, prog="python -m experiments.inside")
+    parser.add_argument("runs", nargs="*", metavar="DIR",
                         help="run folders of a linrnn (the five stored models)")
     parser.add_argument("--movie", action="store_true", help="only make the picture that moves")
     args = parser.parse_args(argv)
+    if args.movie and args.runs:
+        parser.error("--movie shows a stored model, and reads no DIR")
     if args.movie:
         movie()
     else:
-        show(args.runs)
+        show(args.runs or STORED)
 
 
 if __name__ == "__main__":

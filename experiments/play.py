@@ -15,6 +15,9 @@ Source: the session is that of Siems et al. 2026 (arXiv 2602.14814), section 3.
 Next: programs.py, the commands of a real program.
 """
 
+import io
+import sys
+
 import numpy as np
 import torch
 
@@ -28,6 +31,10 @@ def play(model, task):
 
     model: with stream(tokens, state), as those of models.py. task: a ReplTask.
     """
+    # Bytes that are no text make a line that is no command, and no line after it is lost.
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+
     text = task.decode(task.start_tokens())
     print(text, end="")
     _, state = read(model, task, text)
@@ -41,7 +48,7 @@ def play(model, task):
     while True:
         try:
             line = input(">>> ").strip()
-        except EOFError:
+        except (EOFError, RuntimeError):  # a RuntimeError: the input was closed from the start
             print()
             return
 
@@ -90,7 +97,7 @@ def is_command(task, line):
 
 
 def main(argv=None):
-    parser = Parser(prog="python -m experiments.play", description=__doc__.split("\n")[0])
+    parser = Parser(__doc__, prog="python -m experiments.play")
     parser.add_argument("run", nargs="?", default=RESULTS / "models" / "linrnn-S5-seed0",
                         help="a run folder of traces (a stored model of S5)")
     args = parser.parse_args(argv)

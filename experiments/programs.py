@@ -63,13 +63,20 @@ def trace(function, *args, steps=20_000):
     Law: it passes its last line, `assert (RESULT) == VALUE`, in an empty namespace if the function
     needs no global names. It is executed here, and a text that does something else raises an error.
     A round of `for x in ...` is `x = VALUE`; what the function calls is executed, and not followed.
-    Each statement of the function must stand in one line, and no other in that line.
+    A statement may take several lines, but no line holds two statements.
+    Raises: UserError, FUNCTION:LINE ahead, for what cannot be made straight.
     """
-    above = "\n" * (function.__code__.co_firstlineno - 1)  # so that each line has its number
-    source = above + textwrap.dedent(inspect.getsource(function))
+    name = getattr(function, "__name__", repr(function))
+    try:
+        above = "\n" * (function.__code__.co_firstlineno - 1)  # so that each line has its number
+        source = above + textwrap.dedent(inspect.getsource(function))
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, AttributeError, SyntaxError) as error:
+        raise UserError(f"{name} has no source that can be read: {error}") from None
+    if not isinstance(definition, ast.FunctionDef):
+        raise UserError(f"{name} is not written as `def {name}(...):`")
+    statements = statements_by_line(name, definition)
     text = partial(ast.get_source_segment, source)
-    statements = {node.lineno: node for node in ast.walk(ast.parse(source))
-                  if isinstance(node, ast.stmt)}
     here = sys._getframe()
     lines = []
     node = None  # the statement that runs now
@@ -80,31 +87,84 @@ def trace(function, *args, steps=20_000):
         if frame.f_back is not here:
             return None
 
+        # The next line of one statement, or the next round of its comprehension, is no news: it is
+        # written once, when it is over. Only a loop comes back to its own line.
+        after = statements.get(frame.f_lineno)
+        if event == "line" and after is node and not isinstance(node, (ast.For, ast.While)):
+            return follow
+
         if event == "call":
             lines.extend(f"{name} = {value!r}" for name, value in frame.f_locals.items())
-        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Expr)):
+        elif isinstance(node, WRITTEN):
             lines.append(text(node))
-        elif isinstance(node, ast.For) and frame.f_lineno == node.body[0].lineno:  # one more round
+        elif isinstance(node, ast.For) and after is node.body[0]:  # one more round
             target = text(node.target)
             lines.append(f"{target} = {eval(target, {}, frame.f_locals)!r}")
 
         if len(lines) > steps:
             raise TimeoutError(f"still running after {steps:,} lines")
         if event == "line":
-            node = statements.get(frame.f_lineno)
+            node = after
         return follow
 
     copied = copy.deepcopy(args)  # the function may alter them
+    before = sys.gettrace()  # that of a debugger
     sys.settrace(follow)
     try:
         value = function(*copied)
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
 
     result = text(node.value) if isinstance(node, ast.Return) and node.value else "None"
     straight = "\n".join([*lines, f"assert ({result}) == {value!r}\n"])
-    exec(straight, {**function.__globals__})
+    check_straight(name, straight, function.__globals__)
     return straight
+
+
+# What a straight line keeps as it stands, and what only says where to go on. Both kinds and `for`
+# are all that a function may have.
+WRITTEN = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Expr, ast.Import,
+           ast.ImportFrom, ast.Assert)
+DIRECTING = (ast.If, ast.For, ast.While, ast.Break, ast.Continue, ast.Pass, ast.Return)
+
+
+def statements_by_line(name, definition):
+    """The statement of a function that each of its lines belongs to.  Raises: UserError."""
+    found = {}
+    for node in ast.walk(definition):
+        if not isinstance(node, ast.stmt) or node is definition:
+            continue
+        where = f"{name}:{node.lineno}"
+        if not isinstance(node, WRITTEN + DIRECTING):
+            raise UserError(f"{where}: {type(node).__name__} cannot be made straight: write it with "
+                            "assignments, calls, if, for, while, break, continue and return")
+
+        # Of `if`, `for` and `while` only the head is its own: all lines ahead of its body.
+        body = getattr(node, "body", None)
+        last = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno
+        for line in range(node.lineno, last + 1):
+            if line in found:
+                raise UserError(f"{where}: two statements in line {line}: give each its own")
+            found[line] = node
+
+        # The head of a statement is not written, so it must not assign.
+        for head in ("test", "iter"):
+            for inner in ast.walk(getattr(node, head, ast.Pass())):
+                if isinstance(inner, ast.NamedExpr) and not isinstance(node, WRITTEN):
+                    raise UserError(f"{where}: `:=` in a head: assign in a line of its own")
+    return found
+
+
+def check_straight(name, straight, namespace):
+    """Execute a straight line.  Raises: UserError if it does not do what the function did."""
+    try:
+        # optimize: under `python -O` its assertion would not be executed.
+        exec(compile(straight, f"<trace of {name}>", "exec", optimize=0), {**namespace})
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise UserError(f"{name} cannot be made straight, since its lines alone do something else "
+                        f"({told}). A call in the head of an if, for or while may have changed "
+                        "something, or a value has no text that makes it again") from None
 
 
 # --- 2. From a program to a session ---------------------------------------------------------------

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from data import Parser, UserError, generator, run, stages
+from data import Parser, UserError, at_least, generator, run, stages
 from eval import evaluate, evaluate_and_print, load
 from experiments import (RESULTS, at, chapter, grid, k_of_n, percent, record, records, span, table,
                          where)
@@ -303,13 +303,13 @@ def picture():
 
 def of_run(argv):
     """The table of one run, put back."""
-    parser = Parser(prog="python -m experiments.snap", description=__doc__.split("\n")[0])
+    parser = Parser(__doc__, prog="python -m experiments.snap")
     add = parser.add_argument
     add("DIR", help="a run folder, made by train.py or by experiments.scale")
     add("--lengths", type=stages, default=[(8192, 128)], help="LENGTH:SPACING,... (8192:128)")
-    add("--traces", type=int, default=16, help="fresh traces for each length (16)")
-    add("--seed", type=int, default=0, help="of the traces (0)")
-    add("--interval", type=int, default=1, help="commands from snap to snap (1)")
+    add("--traces", type=at_least(1), default=16, help="fresh traces for each length (16)")
+    add("--seed", type=at_least(0), default=0, help="of the traces (0)")
+    add("--interval", type=at_least(1), default=1, help="commands from snap to snap (1)")
     add("--extract", action="store_true", help="compare the automaton inside with the group")
     add("--json", action="store_true", help="print the numbers as one JSON line at the end")
     args = parser.parse_args(argv)

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import (Group, Parser, ReplTask, UserError, compose, draw_commands, generator,
+from data import (Group, Parser, ReplTask, UserError, at_least, compose, draw_commands, generator,
                   next_tokens, run, run_commands)
 from eval import LENGTHS, device_of, load, predict, read_checkpoint, wilson
-from experiments import (at, chapter, evaluate_all, grid, make, percent, record, records, table,
-                         where)
+from experiments import (at, chapter, evaluate_all, grid, make, make_arm, percent, record, records,
+                         table, where)
 from experiments.groups import shortest_words
 from experiments.plots import BLUE, canvas, count, dot, draw, ticks_at
 from models import LinRNN, find_device
@@ -98,7 +98,7 @@ def all_pairs(model, task, alphabet):
 
 def exhaustive(argv):
     """The command `exhaustive`: every command from every state, then every variable."""
-    parser = Parser(prog="python -m experiments.unseen exhaustive", description=exhaustive.__doc__)
+    parser = Parser(exhaustive.__doc__, prog="python -m experiments.unseen exhaustive")
     parser.add_argument("run", help="a run folder of traces")
     args = parser.parse_args(argv)
 
@@ -170,12 +170,13 @@ def pass_generators(model, task, states, depth, rng):
 
 def certify(argv):
     """The command `certify`: the commands that generate the group, from random states."""
-    parser = Parser(prog="python -m experiments.unseen certify", description=certify.__doc__)
+    parser = Parser(certify.__doc__, prog="python -m experiments.unseen certify")
     add = parser.add_argument
     add("run", help="a run folder of traces")
-    add("--states", type=int, default=256, help="random states, each in a trace of its own (256)")
-    add("--depth", type=int, default=16, help="random commands ahead of each state (16)")
-    add("--seed", type=int, default=0, help="of the states (0)")
+    add("--states", type=at_least(1), default=256,
+        help="random states, each in a trace of its own (256)")
+    add("--depth", type=at_least(1), default=16, help="random commands ahead of each state (16)")
+    add("--seed", type=at_least(0), default=0, help="of the states (0)")
     add("--record", action="store_true", help="add the row to experiments/results/unseen.jsonl")
     args = parser.parse_args(argv)
 
@@ -207,8 +208,7 @@ CELLS = [  # seen: commands in training
 
 def plan(cell):
     task = UnseenTask(Group("S5"), cell["seen"])
-    make_model = partial(LinRNN, len(task.vocab), conv_width=task.conv_width)
-    return task, make_model, Recipe(seed=cell["seed"]), LENGTHS
+    return task, partial(make_arm, LinRNN, task), Recipe(seed=cell["seed"]), LENGTHS
 
 
 def measure(model, task, tests):

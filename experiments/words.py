@@ -239,7 +239,7 @@ class SignedBlock(DeltaBlock):
 
     def forward(self, x, state=None):
         q, k, v, beta = self.inputs_of_scan(x)
-        table, past = state or (None, torch.ones_like(q[:, :, 0]))
+        S, past = state or (None, torch.ones_like(q[:, :, 0]))
 
         # A sign has no slope. In the backward pass it passes for its soft form.
         soft = torch.tanh(self.signs(self.norm(x)))
@@ -248,9 +248,9 @@ class SignedBlock(DeltaBlock):
         s = s.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, T, K]
         P = past.unsqueeze(2) * s.cumprod(2)
 
-        out, table = delta_product(P * q, P.unsqueeze(3) * k, v, beta, table)
+        out, S = delta_product(P * q, P.unsqueeze(3) * k, v, beta, S)
         out = self.out_norm(out).transpose(1, 2).flatten(2)
-        return x + self.out(out), (table, P[:, :, -1])
+        return x + self.out(out), (S, P[:, :, -1])
 
 
 class DenseBlock(nn.Module):

@@ -75,6 +75,20 @@ def test_a_chapter_without_arguments_prints_numbers_and_changes_no_file(name, ca
     assert digests() == before and not list(tmp_path.iterdir())
 
 
+def test_a_command_line_without_docstrings_has_its_help(capsys):
+    """Under `python -OO` there is no docstring."""
+    with pytest.raises(SystemExit, match="0"):
+        experiments.chapter(None, None, argv=["--help"])
+    assert "--help" in capsys.readouterr().out
+
+
+def test_no_check_disappears_without_assertions():
+    """Under `python -O` an assert is not executed. So nothing that a user relies on is one."""
+    for path in [*ROOT.glob("*.py"), *CHAPTERS.values()]:
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], path
+
+
 # --- The convention -------------------------------------------------------------------------------
 
 def test_what_has_no_row_is_made_once_and_recorded(tmp_path, monkeypatch):
@@ -154,12 +168,20 @@ REFUSED = [
     "words train S5 --resume nowhere", "scale train S27", "scale train A5x",
     "beliefs train --group S6", f"beliefs eval {MODEL}", "snap --lengths 64:8", "snap nowhere",
     "unseen certify nowhere", "play nowhere", f"programs {MODEL} nowhere.py",
-    "actions --arm linrnn", "bench --record yes"]
+    "actions --arm linrnn", "bench --record yes", f"inside {MODEL} --movie",
+    *(f"snap {MODEL} {option}" for option in (
+        "--interval 0", "--interval -1", "--traces 0", "--seed -1", "--seed 1e3", "--lengths 0:1",
+        "--lengths 5:2", "--lengths 8", "--lengths 8:0")),
+    *(f"unseen certify {MODEL} {option}" for option in (
+        "--states 0", "--states 2.5", "--depth 0", "--depth -1", "--seed -1")),
+    f"words eval {MODEL} --lengths 8:-1"]
 
 
 @pytest.mark.parametrize("command", REFUSED)
 def test_what_cannot_be_done_is_refused_in_one_line(command, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name, *argv = command.split()
+    if " --" in command and str(MODEL) in command:  # a number is refused before a run is read
+        monkeypatch.setattr("eval.read_checkpoint", None)
     refused(importlib.import_module(f"experiments.{name}").main, argv)
     assert not list(tmp_path.iterdir())

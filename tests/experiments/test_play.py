@@ -60,6 +60,26 @@ def test_no_line_is_executed_that_is_none_of_the_task(monkeypatch, capsys, line)
     assert "type a command such as a, b, c = " in capsys.readouterr().out
 
 
+def test_bytes_that_are_no_text_are_answered_and_no_line_after_them_is_lost(monkeypatch, capsys):
+    task, model = ReplTask(Group("S3")), None
+    typed = b"\xff\xfe\na, b, c = b, c, a\n\x00\xc3\nprint('a', a)\n"
+    stdin = io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8", errors="strict")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    model = Wrong(task)
+    play.play(model, task)
+    assert task.decode(model.read) == session([*FIRST, "a, b, c = b, c, a", "print('a', a)"])
+    assert capsys.readouterr().out.count("type a command such as") == 2
+
+
+@pytest.mark.parametrize("stdin", [None, io.StringIO()])
+def test_without_any_input_a_session_ends_in_silence(monkeypatch, stdin):
+    monkeypatch.setattr(sys, "stdin", stdin)
+    task = ReplTask(Group("S3"))
+    model = Wrong(task)
+    play.play(model, task)
+    assert task.decode(model.read) == session(FIRST)
+
+
 @pytest.mark.parametrize("name, commands", [("S26", "full"), ("S12", "swap"), ("A5", "full")])
 def test_every_line_of_a_trace_is_a_command(name, commands):
     task = ReplTask(Group(name), commands)

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import io
 import runpy
+import sys
 
 import pytest
 from conftest import ROOT, session, typed_lines
@@ -77,6 +78,125 @@ def test_a_trace_reads_as_in_the_header_and_a_call_is_not_followed():
         "turned.append(items.pop())", "place, _ = (0, 5)", "del items[:]"]
     with pytest.raises(TimeoutError, match="3 lines"):
         trace(gcd, 252, 105, steps=3)
+
+
+def over_lines(n):
+    squares = [i * i
+               for i in range(n)
+               if i]
+    total = sum(
+        squares
+    )
+    for place, square in enumerate(
+            squares):
+        total += (place +
+                  square)
+    while (total >
+           n):
+        total -= sum(1 for _ in
+                     range(4))
+    return (total
+            - n)
+
+
+def comprehends(n):
+    total = sum([i * i for i in range(n)])
+    table = {i: {j for j in range(i)} for i in range(n)}
+    for _ in range(2):
+        total += len([i for i in range(n)])
+    return total, len(table)
+
+
+def imports(n):
+    import math
+    from math import floor as down
+    count: int = math.gcd(n, 4)
+    assert count
+    return count + down(2.5)
+
+
+@pytest.mark.parametrize("function, arg, lines", [
+    (over_lines, 3, 10), (comprehends, 3, 8), (imports, 6, 6)])
+def test_a_statement_is_written_once_for_each_time_it_runs(function, arg, lines):
+    """Over several lines, or with a comprehension, which Python 3.12 runs in its function's frame.
+    The number of statements is counted by hand: the arguments, and what runs."""
+    text = trace(function, arg)
+    exec(text, {})
+    assert len(ast.parse(text).body) == lines
+    assert eval(text.rsplit(" == ")[1]) == function(arg)
+
+
+def one_line(n):
+    found = False
+    if n > 3: found = True
+    return found
+
+
+def joined(n):
+    n += 1; n += 2
+    return n
+
+
+def loop_in_a_line(n):
+    for i in range(3): n += i
+    return n
+
+
+def tries(n):
+    try:
+        n += 1
+    finally:
+        return n
+
+
+def inner(n):
+    def one():
+        return n
+    return one()
+
+
+def assigns_in_a_head(n):
+    while (n := n - 1) > 2:
+        pass
+    return n
+
+
+def pops_in_a_head(items):
+    if items.pop():
+        pass
+    return items
+
+
+def makes_a_thing(thing):
+    return thing
+
+
+@pytest.mark.parametrize("function, arg, words", [
+    (one_line, 1, "one_line:.*two statements"), (joined, 1, "joined:.*two statements"),
+    (loop_in_a_line, 1, "loop_in_a_line:.*two statements"), (tries, 1, "tries:.*Try"),
+    (inner, 1, "inner:.*FunctionDef"), (assigns_in_a_head, 5, "assigns_in_a_head:.*:="),
+    (pops_in_a_head, [1, 2], "AssertionError.*head"), (makes_a_thing, object(), "has no text"),
+    (lambda n: n, 1, "has no source"), (len, [1], "len has no source")])
+def test_what_cannot_be_made_straight_says_why_by_its_name(function, arg, words):
+    """No tracing is left behind."""
+    before = sys.gettrace()
+    with pytest.raises(UserError, match=words) as refused:
+        trace(function, arg)
+    assert function.__name__ in str(refused.value) and sys.gettrace() is before
+
+
+def test_a_trace_is_checked_where_asserts_are_not_executed(monkeypatch):
+    """`python -O` compiles an assert to nothing, unless the compiler is told otherwise."""
+    compiled = []
+
+    def as_under_O(source, file, mode, optimize=2):
+        compiled.append(source)
+        return compile(source, file, mode, optimize=optimize)
+
+    monkeypatch.setattr(programs, "compile", as_under_O, raising=False)
+    with pytest.raises(UserError, match="AssertionError"):
+        trace(pops_in_a_head, [1, 2])
+    assert len(compiled) == 1
 
 
 # --- Programs -------------------------------------------------------------------------------------
