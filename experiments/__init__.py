@@ -30,9 +30,13 @@ RATES = {
 
 
 
-def make_arm(model_class, task):
-    """A model of random weights for a task.  model_class: as those of models.MODELS."""
-    return model_class(len(task.vocab), conv_width=task.conv_width)
+def make_arm(model_class, task, conv_width=None):
+    """A model of random weights for a task.
+
+    model_class: as those of models.MODELS. conv_width: what its local block sees; if it is not
+    given, one side of a command, n + 1 tokens, and two to spare.
+    """
+    return model_class(len(task.vocab), conv_width=conv_width or task.group.degree + 3)
 
 
 # --- Records --------------------------------------------------------------------------------------

@@ -270,14 +270,14 @@ CYCLES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 def plan_rates(cell):
     """The ordinary task, by a multiple of the smallest rates."""
     task = CoinTask(Group("S3"), "swap")
-    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe_of(**cell), None
+    return task, partial(make_arm, ARMS[cell["arm"]], task, task.conv_width), recipe_of(**cell), None
 
 
 def plan(cell):
     """An arm, by its best rates, with repetitions in a quarter of the batches."""
     task = RepetitionTask(Group("S3"), cell["pattern"], cell["coins"])
     recipe = recipe_of(cell["arm"], *CHOSEN[cell["arm"]], cell["seed"])
-    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, None
+    return task, partial(make_arm, ARMS[cell["arm"]], task, task.conv_width), recipe, None
 
 
 def recipe_of(arm, factor, last_steps, seed):
@@ -448,7 +448,7 @@ def show_maps():
     for seed in range(3):
         torch.manual_seed(seed)
         untrained.append({"arm": "linrnn", "pattern": "untrained", "coins": "",
-                          "results": growth_rows(make_arm(LinRNN, task), task)})
+                          "results": growth_rows(make_arm(LinRNN, task, task.conv_width), task)})
     table("The map of a cycle, linear RNNs: what all cycles before the last have left, as a "
           "multiple of what\none writes (growth, g.), and the log-odds that it adds to the answer, "
           "to first order (effect, e.)",

@@ -106,7 +106,7 @@ def test_a_cycle_is_one_affine_map_in_one_layer(pattern, period):
     """S <- A S + B again and again ends in the state of the model itself after as many periods, and
     log_odds is what the model says there."""
     task = task_of()
-    model = make_arm(LinRNN, task).double()
+    model = make_arm(LinRNN, task, task.conv_width).double()
     start, A, B, log_odds = cycle_map(model, task, pattern, np.random.default_rng(1))
 
     # The same traces, with four periods more.

@@ -1,17 +1,24 @@
 """The house of the chapters: who imports whom, what a chapter prints, and how a study is made."""
 
 import ast
+import contextlib
 import hashlib
 import importlib
+import io
+import os
 import re
 import sys
+import tempfile
+from functools import cache
 
 import pytest
+import torch
 from conftest import ROOT
 
 import experiments
 from data import Group, ReplTask
 from experiments import RESULTS, falls_at_the_end, grid, k_of_n, make, records, span, table
+from experiments.inside import STORED
 from models import LinRNN
 from train import Progress, Recipe
 
@@ -63,16 +70,28 @@ def digests():
     return [hashlib.sha256(path.read_bytes()).digest() for path in files]
 
 
-@pytest.mark.parametrize("name", WITH_A_TABLE)
-def test_a_chapter_without_arguments_prints_numbers_and_changes_no_file(name, capsys, monkeypatch,
-                                                                        tmp_path):
-    monkeypatch.chdir(tmp_path)
+@cache
+def printed(name):
+    """What a chapter prints without arguments, and the files that it has made or changed.
+
+    `inside` has one of its five stored models here, for it asks them all anew.
+    """
     before = digests()
-    importlib.import_module(f"experiments.{name}").main([])
-    shown = capsys.readouterr().out
+    with (pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place,
+          contextlib.redirect_stdout(io.StringIO()) as out):
+        patch.setattr("experiments.inside.STORED", STORED[:1])
+        patch.chdir(place)
+        importlib.import_module(f"experiments.{name}").main([])
+        made = os.listdir(place)
+    return out.getvalue(), made + ["results"] * (digests() != before)
+
+
+@pytest.mark.parametrize("name", WITH_A_TABLE)
+def test_a_chapter_without_arguments_prints_numbers_and_changes_no_file(name):
+    shown, changed = printed(name)
     assert len(shown.splitlines()) > 4 and re.search(r"\d", shown)
     assert not re.search(r"\bnan\b|\bNone of\b|\{\}", shown)
-    assert digests() == before and not list(tmp_path.iterdir())
+    assert not changed
 
 
 def test_a_command_line_without_docstrings_has_its_help(capsys):
@@ -118,6 +137,26 @@ def test_what_has_no_row_is_made_once_and_recorded(tmp_path, monkeypatch):
     assert rows[0]["parameters"] == weights
 
 
+def test_a_study_seeds_the_first_weights_of_each_cell_and_nothing_else_does(tmp_path, monkeypatch):
+    """Cells of one seed begin with the same weights, whatever was made before; those of another do
+    not."""
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    task, first = ReplTask(Group("S3")), []
+
+    def make_model():
+        model = LinRNN(len(task.vocab), 8, 2)
+        first.append(model.embedding.weight.detach().clone())
+        return model
+
+    def plan(cell):
+        recipe = Recipe(curriculum=[(2, 1)], last_steps=1, batch=2, seed=cell["seed"])
+        return task, make_model, recipe, [(2, 1)]
+
+    make("study", grid(seed=[3], again=[0, 1]) + grid(seed=[4]), plan)
+    assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
+
+
 @pytest.mark.parametrize("changes", [{"last_steps": 10}, {"stage_steps": [7, 10]}])
 def test_rates_that_fall_do_so_in_the_last_stage_only(changes):
     """They rise over 50 steps, whatever the stage, and fall from all to nothing in the last one."""
@@ -141,23 +180,22 @@ def test_a_table_has_a_line_for_the_seeds_of_each_cell(capsys):
 
 # --- The pages ------------------------------------------------------------------------------------
 
-def tables_of(name, capsys):
+def tables_of(name):
     """What a chapter prints, in parts between empty lines; those of at least three lines."""
-    importlib.import_module(f"experiments.{name}").main([])
-    parts = capsys.readouterr().out.strip("\n").split("\n\n")
+    parts = printed(name)[0].strip("\n").split("\n\n")
     return [part for part in parts if part.count("\n") >= 2]
 
 
 @pytest.mark.parametrize("name", sorted(set(WITH_A_TABLE) - {"beliefs", "inside"}))
-def test_the_page_of_records_contains_the_tables_that_a_chapter_prints(name, capsys):
+def test_the_page_of_records_contains_the_tables_that_a_chapter_prints(name):
     page = (RESULTS / "README.md").read_text(encoding="utf-8").replace("\n    ", "\n")
-    for part in tables_of(name, capsys):
+    for part in tables_of(name):
         assert part in page, f"run `python -m experiments.{name}` and paste what it prints"
 
 
-def test_the_first_page_shows_the_table_of_the_arms(capsys):
+def test_the_first_page_shows_the_table_of_the_arms():
     page = (ROOT / "README.md").read_text(encoding="utf-8").replace("\n    ", "\n")
-    assert any(part in page for part in tables_of("arms", capsys))
+    assert any(part in page for part in tables_of("arms"))
 
 
 # --- What cannot be done is refused in one line ---------------------------------------------------

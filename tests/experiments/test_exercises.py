@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import exercises
 import mutants
@@ -37,14 +38,17 @@ def test_in_the_students_copy_each_function_is_blank_and_says_what_is_asked(stud
 def test_a_function_has_its_points_whatever_the_rest_of_its_file_does(students, tmp_path):
     """A blank one has none, a missing one has none, and neither has one that ends the process."""
     right = (ROOT / "experiments" / "groups.py").read_text()
-    path = tmp_path / "experiments" / "groups.py"
-    path.parent.mkdir()
-    path.write_text(right.replace("return np.searchsorted", "return wrong"))
-    assert points(tmp_path) == 1
-    path.write_text(right.replace("return index(group,", "import os; os._exit(0); (group,"))
-    assert points(tmp_path) == 0
-    path.unlink()
-    assert points(tmp_path) == points(students) == 0
+    folders = [tmp_path / name for name in ("elsewhere", "ends", "missing")]
+    for folder, (ours, theirs) in zip(folders, [
+            ("return np.searchsorted", "return wrong"),
+            ("return index(group,", "import os; os._exit(0); (group,")]):
+        (folder / "experiments").mkdir(parents=True)
+        (folder / "experiments" / "groups.py").write_text(right.replace(ours, theirs))
+    folders[-1].mkdir()
+
+    # Each grading waits for a process of its own.
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(points, [*folders, students])] == [1, 0, 0, 0]
 
 
 def test_what_the_tables_name_is_there_once():

@@ -167,6 +167,26 @@ def test_the_permutation_is_read_off_the_head_that_holds_it_until_noise_has_bent
     assert near == 1 and far < 0.6
 
 
+def test_what_is_read_off_is_counted_on_other_traces_than_those_of_the_fit(monkeypatch):
+    """States of the second call hold other permutations than those which are true there, but for
+    the first place; the fit is perfect."""
+    monkeypatch.setattr("experiments.inside.SHORTEST", 1e-6)
+    basis, drawn = torch.randn(16, 3, 7).double(), []
+
+    def collect(model, task, heads, traces, length, rng):
+        perms = task.group.draw((traces, length), rng)
+        drawn.append(perms)
+        held = perms.copy()
+        if len(drawn) == 2:
+            held[:, 1:] = np.roll(held[:, 1:], 1, -1)
+        P = torch.eye(4).double()[held]
+        return torch.tensordot(P.flatten(-2), basis, 1).unsqueeze(2), perms
+
+    monkeypatch.setattr("experiments.inside.collect_states", collect)
+    assert read_off(None, TASK, HEADS, [1, 2, 16]).tolist() == [1, 0, 0]
+    assert len(drawn) == 2 and not (drawn[0][:16] == drawn[1]).all()
+
+
 def test_the_hand_built_head_errs_by_rounding_only():
     """No variable is misread. A state in bfloat16 has two digits: its error is larger than that of
     float32 could be, and the rounding itself keeps it small."""

@@ -37,6 +37,16 @@ def test_a_training_trace_is_a_python_session_with_reveals_in_a_row(name, comman
     assert (batch.reveals.sum(1) == 6 // 2 * in_a_row).all()
 
 
+def test_each_reveal_in_a_row_asks_any_variable_whatever_the_others_ask():
+    """All 64 pairs of two reveals side by side are equally likely. If they asked the same variable,
+    the second would say nothing of the state."""
+    batch = ManyVariables(Group("S8")).training_batch(800, 8, 1, generator(0, "train"))
+    traces, places = batch.reveals.nonzero()
+    asked = batch.inputs[traces, places - 1].reshape(-1, 2)  # `b` of `b 3`
+    found, counts = np.unique(asked, axis=0, return_counts=True)
+    assert len(found) == 64 and np.abs(counts - counts.mean()).max() < 6 * counts.mean()**0.5
+
+
 def test_exchanges_fill_the_stages_with_a_reveal_a_command_and_one_trace_in_sixteen_later():
     """A uniform command of S12 moves just two variables once in seven million times."""
     task = ManyVariables(Group("S12"))

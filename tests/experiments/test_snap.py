@@ -37,6 +37,39 @@ def test_snapping_restores_exact_tracking_where_the_noisy_head_alone_fails():
     assert evaluate(Snapped(machine, task, image, 4), task, 80, 10, traces=4)["all"] == 1
 
 
+def states_of(perms, noise=0.0):
+    """States of one head that are always the same random linear map of permutations, and noise."""
+    P = torch.eye(3).double()[perms]
+    B = torch.from_numpy(np.random.default_rng(1).normal(size=(9, 4, 5)))
+    S = torch.tensordot(P.flatten(-2), B, 1)
+    return (S + noise * torch.randn_like(S)).unsqueeze(2)
+
+
+def test_an_image_is_judged_by_states_that_it_was_not_fitted_to(monkeypatch):
+    """The last 16 traces are fresh. The residual is the share of their spread that the image
+    leaves, here that of their noise; if their permutations are others, the image is refused."""
+    task = ReplTask(Group("S3"))
+    perms = task.group.draw((80, 16), np.random.default_rng(0))
+
+    def judged(noise, of_fresh):
+        states = torch.cat([states_of(perms[:64]), states_of(of_fresh, noise)])
+        monkeypatch.setattr(snap, "collect_states", lambda *_: (states, perms))
+        return fit_image(None, task, HEADS)[1]["residual"], states[64:]
+
+    monkeypatch.setattr("experiments.inside.SHORTEST", 1e-6)
+    assert judged(0, perms[64:])[0] < 1e-10
+    residual, fresh = judged(0.02, perms[64:])
+    noise = (fresh - states_of(perms[64:])).norm() / (fresh - fresh.mean((0, 1))).norm()
+    assert residual == pytest.approx(noise.item(), rel=0.02)
+
+    others = perms[64:].copy()
+    others[0, :12] = np.roll(others[0, :12], 1, -1)  # 4.7% of 256
+    judged(0, others)
+    others[1, 0] = np.roll(others[1, 0], 1)  # 5.1%
+    with pytest.raises(snap.Untracked, match="95% read"):
+        judged(0, others)
+
+
 @pytest.mark.parametrize("kind, place", [("full", r", \w = $"), ("swap", r", \w\n$")])
 def test_a_snapped_stream_is_that_of_the_model_put_back_where_it_is_due(kind, place):
     """Token by token, trace by trace, the model's own stream, put back at each second place where a

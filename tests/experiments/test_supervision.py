@@ -112,6 +112,41 @@ def test_parity_is_learned_from_the_states_and_the_result_has_no_auxiliary_head(
     assert row["parameters"] == sum(weight.numel() for weight in small(7).parameters())
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_run_is_solved_if_all_of_256_programs_are_answered_that_it_has_not_read(wrong,
+                                                                                 monkeypatch):
+    """One wrong token in one answer, and it is not. There are 10^7 permutation programs of eight
+    lines, so that none comes twice by chance."""
+    trained, rows = [], []
+
+    class Recorded(supervision.PermutationTask):
+        def training_batch(self, *arguments):
+            batch = super().training_batch(*arguments)
+            trained.append(batch.inputs)
+            return batch
+
+    def predict(model, inputs):
+        asked.append(inputs)
+        tokens = np.hstack([inputs[:, 1:], inputs[:, :1] + len(task.vocab)])
+        targets = tokens.copy()
+        targets[-1, -3] += wrong  # of `4]` and the newline that ends the text
+        return targets
+
+    asked, task = [], Recorded()
+    monkeypatch.setitem(TASKS, "permutations", Recorded)
+    monkeypatch.setitem(supervision.MODELS, "linrnn", lambda size: LinRNN(size, 8, 2))
+    monkeypatch.setattr(supervision, "predict", predict)
+    monkeypatch.setattr(supervision, "evaluate_all", lambda *_: [])
+    monkeypatch.setattr(supervision, "record", lambda name, row: rows.append(row))
+    monkeypatch.setattr(supervision, "LAST_STEPS", 2)
+    supervision.run_cell({"task": "permutations", "arm": "next", "model": "linrnn", "length": 8,
+                          "spacing": 1, "seed": 0, "budget": 16 * 12})
+    assert rows[0]["solved"] == (None if wrong else 16 * 10)
+    read = {row.tobytes() for batch in trained for row in batch}
+    assert len(asked[0]) == 256 and len(read) > 150
+    assert not read & {row.tobytes() for row in asked[0]}
+
+
 def test_each_cell_has_one_record_and_each_record_its_cell():
     assert {len(records("supervision", **cell)) for cell in CELLS} == {1}
     assert len(records("supervision")) == len(CELLS)

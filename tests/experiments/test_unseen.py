@@ -65,6 +65,52 @@ def test_both_certificates_of_a_perfect_reader_are_complete_and_find_one_broken_
     assert 0 < (~right[:, 0]).sum() < 15 and right[:, 1].all()
 
 
+class Once(SwapMachine):
+    """A reader whose state is spoilt by whatever question or command is asked of it a second time.
+
+    The number of commands read after the random ones, and of questions, stands beside its state.
+    """
+
+    def __init__(self, group, depth):
+        super().__init__(group)
+        self.depth = depth
+
+    def stream(self, tokens, state=None):
+        inner, commands, questions = state or (None, 0, 0)
+        logits, inner = super().stream(tokens, inner)
+        text = self.task.decode(tokens[0])
+        questions += text.count("print")
+        commands += text.count("=") - (self.n if state is None else 0)
+        if commands > self.depth + 1 or questions > 1:
+            logits = logits.flip(-1)
+        return logits, (inner, commands, questions)
+
+
+def test_each_question_of_a_certificate_starts_from_the_state_of_the_random_commands():
+    """None tells the model anything about another, and no generator follows another."""
+    machine, task = Once("S4", 3), ReplTask(Group("S4"))
+    assert pass_generators(machine, task, 6, 3, generator(0, "test")).all()
+
+
+def test_a_certificate_asks_for_every_variable_after_random_commands_of_that_number():
+    """Read from the text that the model is given: 3 commands, then each generator, then all n."""
+    task, read = ReplTask(Group("S4")), []
+
+    class Listener(SwapMachine):
+        def stream(self, tokens, state=None):
+            read.append(task.decode(tokens[0]))
+            return super().stream(tokens, state)
+
+    pass_generators(Listener("S4"), task, 5, 3, generator(0, "test"))
+    first, *rest = read
+    assert first.count("\n") == 4 + 3 and session(typed_lines(first)) == first
+    assert len(rest) == 3 * (1 + 4)
+    for begin in range(0, len(rest), 5):
+        assert rest[begin].count("=") == 1
+        questions = [f">>> print('{name}', {name})\n{name} " for name in "abcd"]
+        assert rest[begin + 1:begin + 5] == questions
+
+
 def test_the_study_counts_the_pairs_with_an_unseen_command_and_each_cell_has_its_record():
     """The broken command is unseen only if all six commands of S3 are."""
     for seen, right in [(0, 35), (2, 24)]:
