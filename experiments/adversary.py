@@ -270,7 +270,8 @@ CYCLES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 def plan_rates(cell):
     """The ordinary task, by a multiple of the smallest rates."""
     task = CoinTask(Group("S3"), "swap")
-    return task, partial(make_arm, ARMS[cell["arm"]], task, task.conv_width), recipe_of(**cell), None
+    make_model = partial(make_arm, ARMS[cell["arm"]], task, task.conv_width)
+    return task, make_model, recipe_of(**cell), None
 
 
 def plan(cell):

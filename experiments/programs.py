@@ -46,6 +46,7 @@ import numpy as np
 from data import Parser, UserError, run
 from eval import load, predict
 from experiments import RESULTS, chapter, grid, record, records, span, table
+from experiments.groups import points_moved
 from experiments.snap import Snapped, fit_image, tracking_heads
 
 
@@ -136,7 +137,7 @@ def statements_by_line(name, definition):
             continue
         where = f"{name}:{node.lineno}"
         if not isinstance(node, WRITTEN + DIRECTING):
-            raise UserError(f"{where}: {type(node).__name__} cannot be made straight: write it with "
+            raise UserError(f"{where}: {type(node).__name__} cannot be made straight: use "
                             "assignments, calls, if, for, while, break, continue and return")
 
         # Of `if`, `for` and `while` only the head is its own: all lines ahead of its body.
@@ -230,7 +231,10 @@ def play(source, file, names):
 
 def play_apart(file, names, seconds=10):
     """play() of a program file, in a process of its own."""
-    source = Path(file).read_text(encoding="utf-8")
+    try:
+        source = Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is no text: {error}") from None
     with multiprocessing.Pool(1) as pool:  # its end ends the process
         try:
             return pool.apply_async(play, [source, str(file), names]).get(seconds)
@@ -241,11 +245,21 @@ def play_apart(file, names, seconds=10):
 # --- 3. What a model makes of it ------------------------------------------------------------------
 
 def write_session(task, events):
-    """The session of these events: its tokens [T], the places of the values, and a row a print."""
+    """The session of these events: its tokens [T], the places of the values, and a row a print.
+
+    Raises: UserError for a command that the task cannot write, or that is none of its group.
+    """
     tokens = [*task.start_tokens()]
     places, prints = [], []
     for number, (kind, what) in enumerate(events):
         if kind == "command":
+            moved = int(points_moved(np.array(what)))
+            if task.commands == "swap" and moved != 2:
+                raise UserError(f"command {number + 1} moves {moved} variables, and this model "
+                                "reads exchanges of two")
+            if task.group.letter != "S" and what not in task.group.elements.tolist():
+                raise UserError(f"command {number + 1} is none of {task.group.name}, which this "
+                                "model was trained on")
             tokens.extend(task.command_tokens(np.array(what)))
         else:
             variable, value = what

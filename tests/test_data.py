@@ -109,7 +109,8 @@ def test_a_group_of_thousands_is_checked_by_a_few_of_its_elements():
     start = time.process_time()
     assert (Group("mine", elements[::-1]).elements == elements).all()
     odd = [1, 0, 2, 3, 4, 5, 6]
-    for wrong in (elements[:-1], np.delete(elements, 700, 0), [*elements, odd], [*elements[1:], odd]):
+    for wrong in (elements[:-1], np.delete(elements, 700, 0), [*elements, odd],
+                  [*elements[1:], odd]):
         with pytest.raises(UserError, match="closed"):
             Group("mine", wrong)
     assert time.process_time() - start < 1

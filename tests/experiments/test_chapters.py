@@ -45,7 +45,7 @@ def imports_of(path):
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_chapters_stand_side_by_side_on_the_spine(name):
-    """Three arrows run from a chapter to another. groups reads data alone, plots nothing of ours."""
+    """Three arrows run from a chapter to another. groups reads data alone, plots none of ours."""
     allowed = SPINE | PACKAGES | sys.stdlib_module_names
     allowed = {"groups": {"data", "numpy"}, "plots": PACKAGES}.get(name, allowed)
     for module in imports_of(CHAPTERS[name]):

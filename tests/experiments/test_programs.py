@@ -229,13 +229,32 @@ def test_an_exchange_in_a_function_is_one_of_its_own_variables():
 
 
 @pytest.mark.parametrize("source, line, words", [
-    ("a = 1\nb = (\n", 2, "SyntaxError"), ("import os\n", 1, "import"), ("", "[01]", "without a print"),
+    ("a = 1\nb = (\n", 2, "SyntaxError"), ("import os\n", 1, "import"),
+    ("", "[01]", "without a print"),  # the line of an empty file differs by Python's version
     ("open('x', 'w')\n", 1, "open"), (START + "x = 1 / 0\n", 2, "ZeroDivision"),
     (START + "temp = a\na = b\nb = temp\n", 3, "exchanged"), (START + "del a\n", 2, "exchanged"),
     ("a, b = 1, 2\nprint('a', a)", 2, "print"), (START + "print('b', a)\n", 2, "print")])
 def test_a_program_that_makes_no_session_is_refused(source, line, words):
     with pytest.raises(UserError, match=rf"^f.py:{line}: .*{words}"):
         play(source, "f.py", "abcde")
+
+
+@pytest.mark.parametrize("task, command, words", [
+    (ReplTask(Group("S3"), "swap"), [1, 2, 0], "moves 3"), (ReplTask(Group("A3")), [1, 0, 2], "A3"),
+    (ReplTask(Group("Z3")), [0, 2, 1], "none of Z3")])
+def test_a_command_that_the_model_was_not_trained_on_is_refused(task, command, words):
+    """As two names of three, say, it would be written as another command."""
+    with pytest.raises(UserError, match=words):
+        write_session(task, [("command", command), ("print", (0, 1))])
+    right = [1, 0, 2] if task.commands == "swap" else [1, 2, 0]
+    tokens, *_ = write_session(task, [("command", right), ("print", (0, right[0] + 1))])
+    assert session(typed_lines(task.decode(tokens))) == task.decode(tokens)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "bytes.py").write_bytes(b"a = 1\n\xff\xfe\n")
+    with pytest.raises(UserError, match="bytes.py is no text"):
+        play_apart(tmp_path / "bytes.py", "abcde")
 
 
 def test_a_program_is_ended_after_its_time_even_within_a_line(tmp_path):
