@@ -207,7 +207,7 @@ def play(source, file, names):
         line = frame.f_lineno
         return follow
 
-    def show(*said):
+    def note(*said):
         """Stands for print in the program: print('a', a) becomes an event."""
         known = [*zip(names, values or [])]
         if said not in known:
@@ -218,7 +218,7 @@ def play(source, file, names):
     try:
         code = compile(source, file, "exec")
         sys.settrace(follow)
-        exec(code, {"__builtins__": {**USABLE, "print": show}})
+        exec(code, {"__builtins__": {**USABLE, "print": note}})
         if "print" not in dict(events):
             raise ValueError("the program ends without a print('a', a)")
     except Exception as error:

@@ -62,6 +62,13 @@ def test_an_image_is_judged_by_states_that_it_was_not_fitted_to(monkeypatch):
     noise = (fresh - states_of(perms[64:])).norm() / (fresh - fresh.mean((0, 1))).norm()
     assert residual == pytest.approx(noise.item(), rel=0.02)
 
+    # Rotations alone do not tell what a reflection looks like.
+    turns = perms.copy()
+    turns[:64] = Group("Z3").draw((64, 16), np.random.default_rng(0))
+    monkeypatch.setattr(snap, "collect_states", lambda *_: (states_of(turns), turns))
+    with pytest.raises(snap.Untracked, match="read"):
+        fit_image(None, task, HEADS)
+
     others = perms[64:].copy()
     others[0, :12] = np.roll(others[0, :12], 1, -1)  # 4.7% of 256
     judged(0, others)
