@@ -61,7 +61,7 @@ def test_no_line_is_executed_that_is_none_of_the_task(monkeypatch, capsys, line)
 
 
 def test_bytes_that_are_no_text_are_answered_and_no_line_after_them_is_lost(monkeypatch, capsys):
-    task, model = ReplTask(Group("S3")), None
+    task = ReplTask(Group("S3"))
     typed = b"\xff\xfe\na, b, c = b, c, a\n\x00\xc3\nprint('a', a)\n"
     stdin = io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8", errors="strict")
     monkeypatch.setattr(sys, "stdin", stdin)
