@@ -139,7 +139,8 @@ class AllStages(ReplTask):
         shares = np.array([1 / length for length, _ in STAGES])
         length, spacing = STAGES[rng.choice(len(STAGES), p=shares / shares.sum())]
 
-        # The uniform commands are always drawn: what comes after them is what was recorded.
+        # Uniform commands are drawn even where easy ones replace them, so that the random numbers
+        # after them are those of the recorded runs.
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         if spacing == 1:
             commands = draw_sparse_commands(self.group, (batch, length), rng)

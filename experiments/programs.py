@@ -122,8 +122,8 @@ def trace(function, *args, steps=20_000):
     return straight
 
 
-# What a straight line keeps as it stands, and what only says where to go on. Both kinds and `for`
-# are all that a function may have.
+# Statements that a straight line keeps, and those that only say which one comes next. A function
+# may have no others.
 WRITTEN = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Expr, ast.Import,
            ast.ImportFrom, ast.Assert)
 DIRECTING = (ast.If, ast.For, ast.While, ast.Break, ast.Continue, ast.Pass, ast.Return)
