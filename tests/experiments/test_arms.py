@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from conftest import typed_lines
 
 from data import Group, ReplTask, generator
 from experiments import arms, records, where
@@ -64,6 +65,21 @@ def test_each_stage_trains_on_as_many_commands():
     for length, width in tokens.items():
         expected = 3000 / length / total
         assert abs(drawn.count(width) - expected) < 4 * expected**0.5
+
+
+def test_commands_are_easy_where_each_has_a_reveal_and_uniform_elsewhere():
+    """One uniform command of S5 in twelve moves two variables, but nearly one in three of those
+    that are made of one to five exchanges: all if it is one, a third if three, a fifth if five."""
+    task, rng = arms.AllStages(Group("S5")), generator(0, "train", 0)
+    pairs = {True: [], False: []}
+    for _ in range(40):
+        batch = task.training_batch(6, 64, 8, rng)
+        for row in batch.inputs:
+            lines = [line for line in typed_lines(task.decode(row)) if ", e = " in line]
+            moved = [sum(x != y for x, y in zip(line[:13:3], line[16::3])) for line in lines]
+            pairs[len(lines) <= 8].extend(moved)
+    found = {easy: np.mean(np.array(moved) == 2) for easy, moved in pairs.items()}
+    assert found[True] > 0.22 and abs(found[False] - 10 / 120) < 0.03
 
 
 def test_the_rates_fall_to_zero_over_the_cap_and_the_last_tenth_enters_the_mean():
