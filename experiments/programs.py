@@ -89,9 +89,9 @@ def trace(function, *args, steps=20_000):
             return None
 
         # The next line of one statement, or the next round of its comprehension, is no news: it is
-        # written once, when it is over. Only a loop comes back to its own line.
+        # written once, when it is over.
         after = statements.get(frame.f_lineno)
-        if event == "line" and after is node and not isinstance(node, (ast.For, ast.While)):
+        if event == "line" and after is node:
             return follow
 
         if event == "call":
