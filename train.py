@@ -179,12 +179,17 @@ def next_token_loss(model, batch, recipe):
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
     losses = losses.view(batch.targets.shape)
     loss = losses.mean()
-    reveal_loss = losses[batch.reveals].mean()
 
-    # .item() turns a tensor of one number into a number, which keeps no graph alive.
-    right = (logits.argmax(-1) == batch.targets)[batch.reveals]
-    metrics = {"loss": loss.item(), "reveal_loss": reveal_loss.item(),
-               "reveal_accuracy": right.float().mean().item()}
+    # Products with the mask: losses[batch.reveals] would have a size that a GPU must be asked for,
+    # and the program would wait until the GPU has come that far.
+    count = batch.reveals.sum()
+    reveal_loss = (losses * batch.reveals).sum() / count
+    right = (logits.argmax(-1) == batch.targets) & batch.reveals
+    reveal_accuracy = right.sum() / count
+
+    # For the same reason all numbers are read at once. Plain numbers keep no graph alive.
+    numbers = torch.stack([loss, reveal_loss, reveal_accuracy]).tolist()
+    metrics = dict(zip(("loss", "reveal_loss", "reveal_accuracy"), numbers))
     return loss + recipe.reveal_weight * reveal_loss, metrics
 
 
