@@ -195,7 +195,7 @@ def chapter(doc, show, make_missing=None, commands={}, argv=None):
         return commands[argv[0]](argv[1:])
 
     more = f"Commands, each with a --help: {', '.join(commands)}." if commands else None
-    parser = Parser(description=doc.split("\n")[0], epilog=more)
+    parser = Parser(description=doc and doc.split("\n")[0], epilog=more)
     if make_missing:
         parser.add_argument("--run", action="store_true", help="first make what has no record")
     if vars(parser.parse_args(argv)).get("run"):

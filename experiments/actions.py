@@ -173,7 +173,7 @@ def plan(cell):
     rates = RATES["linrnn" if cell["arm"] == "hybrid" else cell["arm"]]
     recipe = Recipe(curriculum=[(length, 1) for length in shares], stage_steps=steps, batch=16,
                     seed=cell["seed"], **rates)
-    make_model = partial(ARMS[cell["arm"]], len(task.vocab), conv_width=task.conv_width)
+    make_model = partial(ARMS[cell["arm"]], len(task.vocab), conv_width=task.group.degree + 3)
     return task, make_model, recipe, LENGTHS
 
 

@@ -35,7 +35,7 @@ import torch
 
 from data import Group, draw_commands, generator, run
 from experiments import FALLING, chapter, grid, k_of_n, make, records, span, table, where
-from experiments.beliefs import CoinTask, Program, kl_from, loss_of, nats_from_filter
+from experiments.beliefs import CoinTask, Program, kl_from, loss_of, nats_from_filter, width_of
 from experiments.plots import BLUE, GREEN, NAMES, ORANGE, RED, canvas, count, draw, ticks_at
 from models import LSTM, LinRNN, Transformer
 from scan import delta_product, delta_rule_recurrent, exchange_key
@@ -281,7 +281,7 @@ def plan(cell):
 
 def make_arm(arm, task):
     """The model of an arm, its weights random."""
-    return ARMS[arm](len(task.vocab), conv_width=task.conv_width)
+    return ARMS[arm](len(task.vocab), conv_width=width_of(task.group.degree))
 
 
 def recipe_of(arm, factor, last_steps, seed):

@@ -72,7 +72,7 @@ ARMS = {
 
 def make_arm(arm, task):
     """The model of an arm, its weights random."""
-    return ARMS[arm](len(task.vocab), conv_width=task.conv_width)
+    return ARMS[arm](len(task.vocab), conv_width=task.group.degree + 3)
 
 
 def relative(arm):

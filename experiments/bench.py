@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from data import Parser, run
 from experiments import chapter, grid, record, records, span, table
-from models import find_device
+from eval import find_device
 from scan import (check_inputs, chunked_forward, delta_rule_chunked, delta_rule_recurrent,
                   in_chunks)
 

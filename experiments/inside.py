@@ -450,7 +450,7 @@ def while_reading(seed, lines):
 
 
 def main(argv=None):
-    parser = Parser(prog="python -m experiments.inside", description=__doc__.split("\n")[0])
+    parser = Parser(prog="python -m experiments.inside", description=__doc__ and __doc__.split("\n")[0])
     parser.add_argument("runs", nargs="*", metavar="DIR", default=STORED,
                         help="run folders of a linrnn (the five stored models)")
     parser.add_argument("--movie", action="store_true", help="only make the picture that moves")

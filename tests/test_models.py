@@ -1,6 +1,6 @@
 """Every model is causal, and gives in pieces what it gives whole; a block is what it says."""
 
-import models
+import eval as evaluation
 import numpy as np
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_a_step_under_autocast_has_a_finite_gradient(name):
 
 def test_the_weights_depend_on_the_seed_and_on_nothing_else():
     config = {"task": "traces", "group": "S3", "commands": "full", "model": "lstm", "options": {}}
-    one, same, other = [models.make({**config, "seed": seed})[1].embedding.weight
+    one, same, other = [evaluation.make({**config, "seed": seed})[1].embedding.weight
                         for seed in (3, 3, 4)]
     assert torch.equal(one, same) and not torch.equal(one, other)
 
