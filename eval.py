@@ -47,6 +47,7 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     rng = generator(seed, "test", length, spacing)
     batch = task.test_batch(traces, length, spacing, rng)
     inputs, targets, reveals = [as_tensor(part).cpu().numpy() for part in batch[:3]]
+    reveals = reveals.astype(bool)  # numbers would be read as places
 
     # With other numbers of reveals a row of `right` would hold those of several traces.
     counts = reveals.sum(1)
@@ -117,10 +118,10 @@ def eval_mode(model):
 
 
 def as_tensor(part):
-    """An array of any layout, or a tensor, as a tensor."""
+    """Whole numbers as a tensor: from an array of any layout and type, a list, or a tensor."""
     if isinstance(part, torch.Tensor):
         return part
-    return torch.from_numpy(np.array(part, order="C"))  # torch takes no reversed array
+    return torch.from_numpy(np.array(part, np.int64, order="C"))  # torch takes no reversed one
 
 
 def score(right):

@@ -127,9 +127,11 @@ class Recipe:
         # Refused here, and not in the step that would fail.
         if self.optimizer not in OPTIMIZERS:
             raise UserError(f"optimizer: one of {OPTIMIZERS}; got {self.optimizer}")
-        if not self.curriculum or len(self.stage_steps or self.curriculum) != len(self.curriculum):
-            raise UserError(f"the {len(self.curriculum)} stages of the curriculum need as many "
-                            f"numbers of steps, and at least one; got {self.stage_steps}")
+        if not self.curriculum:
+            raise UserError("the curriculum needs a stage")
+        if self.stage_steps and len(self.stage_steps) != len(self.curriculum):
+            raise UserError(f"stage_steps needs a number for each of the {len(self.curriculum)} "
+                            f"stages of the curriculum; got {self.stage_steps}")
 
 
 def plain(name, kind, value):

@@ -1,5 +1,6 @@
 """A run is what its recipe says, and a resumed run is the run, bit for bit."""
 
+import ast
 import itertools
 import json
 import math
@@ -9,12 +10,15 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from dataclasses import asdict
 from functools import partial
-from unittest.mock import Mock
+from pathlib import Path
+from unittest.mock import Mock, patch
 
 import data
 import eval as evaluation
+import numpy as np
 import pytest
 import torch
 import train as trainer
@@ -131,7 +135,94 @@ def test_what_the_user_types_wins_over_every_default():
         assert rates == pytest.approx([4e-3 * fall, 0.02 * fall**0.5])
 
 
+def test_the_default_is_the_model_of_readme_and_what_is_typed_reaches_model_and_task():
+    """beta up to 2 is the thesis of the project. Swaps are seven tokens each."""
+    task, model = evaluation.make(read_options([])[1])
+    assert (model.blocks[1].beta_max, model.blocks[1].heads) == (2, 4)
+    assert sum(weight.numel() for weight in model.parameters()) == 73_688
+    assert (task.group.name, task.commands, len(LinRNN(11, conv_width=1).blocks)) == ("S5", "full", 2)
+
+    argv = "--group S4 --commands swap --beta-max 1 --layers 2 --householders 3 --conv-width 1"
+    task, model = evaluation.make(read_options(argv.split())[1])
+    assert task.test_batch(1, 8, 8, generator(0, "test")).inputs.shape == (1, 5 * 4 + 8 * 7 + 10)
+    assert [block.beta_max for block in model.blocks[::2]] == [1, 1]
+    assert model.blocks[0].householders == 3
+
+
+@pytest.mark.parametrize("name, told", [("S7", 0), ("D8", 1), ("S12", 1)])
+def test_above_seven_variables_the_defaults_are_said_to_be_a_guess(name, told, capsys):
+    read_options(["--group", name])
+    assert capsys.readouterr().out.count("up to seven variables") == told
+
+
+def test_a_recipe_holds_plain_numbers_and_lists_of_its_own():
+    """Whatever they were: numbers of numpy, lists from JSON."""
+    numbers = asdict(Recipe(stage_steps=[5, 0, 0, 0, 7]))
+    strange = {name: np.float32(value) if name == "weight_decay" else np.array(value)[()]
+               for name, value in numbers.items() if name not in ("curriculum", "stage_steps")}
+    strange |= {"weight_decay": np.float64(0.01), "curriculum": np.array(numbers["curriculum"]),
+                "stage_steps": np.array(numbers["stage_steps"])}
+    for again in (strange, json.loads(json.dumps(numbers))):
+        recipe = Recipe(**again)
+        assert asdict(recipe) == numbers
+        assert [*map(type, asdict(recipe).values())] == [*map(type, numbers.values())]
+        assert {type(part) for stage in recipe.curriculum for part in stage} == {int}
+        assert {*map(type, recipe.stage_steps)} == {int}
+
+    mine = [(2, 1)]
+    recipe = Recipe(curriculum=mine)
+    recipe.curriculum.append((4, 1))
+    Recipe().curriculum.append((4, 1))
+    assert mine == [(2, 1)] and len(Recipe().curriculum) == 5
+
+
+@pytest.mark.parametrize("changes", [
+    {"optimizer": "sgd"}, {"optimizer": None}, {"lr": math.nan}, {"lr": -1.0}, {"lr": "fast"},
+    {"matrix_lr": math.inf}, {"seed": -1}, {"seed": 1.5}, {"batch": 0}, {"batch": None},
+    {"last_steps": -3}, {"pass_batches": 0}, {"max_steps": 0}, {"pass_share": math.nan},
+    {"compile": 2}, {"stage_steps": [-5] * 5}, {"stage_steps": [1]}, {"curriculum": []},
+    {"curriculum": [(4, 0)]}, {"curriculum": [(2.5, 1)]}])
+def test_a_recipe_that_cannot_be_trained_is_refused_by_name(changes):
+    with pytest.raises(UserError, match=[*changes][0]):
+        Recipe(**changes)
+
+
 # --- A step ---------------------------------------------------------------------------------------
+
+def test_a_step_is_made_in_training_mode_and_a_loss_of_ones_own_may_tell_little(capsys):
+    """Without an accuracy no stage is passed; it ends where its steps do."""
+    modes = []
+
+    def loss_of(model, batch, recipe):
+        modes.append(model.training)
+        objective, _ = next_token_loss(model, batch, recipe)
+        return objective, {}
+
+    recipe = Recipe(curriculum=[(2, 1), (4, 2)], stage_steps=[2, 1], batch=2)
+    _, log = train(small_model().eval(), S3, recipe, loss_of=loss_of)
+    assert modes == [True] * 3 and log[-1]["reveal_accuracy"] is None
+    assert (log[-1]["stage"], log[-1]["learned"]) == (1, 0)
+    assert trainer.stages_learned(small_model(), S3, recipe, log[-1], loss_of) == 0
+
+
+def test_a_line_says_where_a_stage_was_left_and_none_if_quiet(capsys):
+    """Its (L,S), its last step, and the tokens so far: 54 in a trace of (2,1), 72 in one of (4,2).
+    The last stage is the closing table's to tell of."""
+    recipe = Recipe(curriculum=[(2, 1), (4, 2), (8, 4)], stage_steps=[2, 3, 1], batch=100)
+    train(small_model(), S3, recipe, quiet=True)
+    assert capsys.readouterr().out == ""
+    train(small_model(), S3, recipe)
+    assert capsys.readouterr().out.splitlines() == [
+        f"(2,1) is left after step 2 and {2 * 100 * 54 / 1e6:.2f} million tokens",
+        f"(4,2) is left after step 5 and {(2 * 54 + 3 * 72) * 100 / 1e6:.2f} million tokens"]
+
+
+def test_a_batch_without_a_reveal_is_refused(monkeypatch):
+    blind = Mock(wraps=S3, training_batch=lambda *_: S3.test_batch(*_)._replace(
+        reveals=np.zeros((2, 54), bool)))
+    with pytest.raises(UserError, match="without a reveal"):
+        train(small_model(), blind, Recipe(curriculum=[(2, 1)], batch=2), quiet=True)
+
 
 def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_seed(monkeypatch):
     """By hand. The loss is that of all tokens, and the weighted one of the reveals. Its gradient,
@@ -241,6 +332,26 @@ def test_the_library_goes_on_with_what_is_there_and_overwrites_nothing(tmp_path,
     assert same(checkpoint_of(tmp_path), whole)
 
 
+@pytest.mark.parametrize("config", [
+    {"temperature": np.float64(1.0)}, {"where": Path("runs")}, {"task": {1, 2}, "call": print}])
+def test_what_could_be_written_but_not_be_read_is_refused_before_the_first_step(config, tmp_path):
+    """And nothing lies on the disk."""
+    with pytest.raises(UserError, match="plain numbers"):
+        train_small(folder=tmp_path / "run", config=config,
+                    loss_of=lambda *_: pytest.fail("a step was made"))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_recipe_from_numpy_or_json_goes_on_with_the_run(tmp_path):
+    """Its run can be read, too."""
+    recipe = {"curriculum": [[2, 1], [4, 2]], "batch": np.int64(2), "pass_share": np.float32(-1),
+              "last_steps": 3, "seed": np.int64(1)}
+    train_small(recipe, folder=tmp_path, max_tokens=100)
+    assert not checkpoint_of(tmp_path)["progress"]["finished"]
+    train_small(json.loads(json.dumps(asdict(Recipe(**recipe)))), folder=tmp_path, resume=True)
+    assert checkpoint_of(tmp_path)["progress"]["step"] == 6
+
+
 @pytest.mark.parametrize("accuracy, stage, streaks, expected", [
     (1.0, 1, 0, 2), (0.9, 1, 2, 1), (0.9, 1, 0, 0), (1.0, 0, 0, 0)])
 def test_whether_the_last_stage_is_learned_is_asked_of_the_result(accuracy, stage, streaks,
@@ -316,8 +427,15 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path, small_run, r
     "train.py --model transformer --d-model 12", "train.py --beta-max 3",
     "train.py --model lstm --beta-max 1", "train.py --curriculum 10:4", "train.py --curriculum x",
     "train.py --stage-steps 5,5", "train.py --lengths 4:0", "train.py --device cuda",
-    "train.py --device sofa", "eval.py RUN --lengths 10:4", "eval.py RUN --plot x.txt",
-    "eval.py RUN --plot no/where.png", "data.py --length 5"])
+    "train.py --device sofa", "train.py --traces 0", "train.py --last-steps -3",
+    "train.py --batch 0", "train.py --seed -1", "train.py --lr nan", "train.py --heads 0",
+    "train.py --d-model 0", "train.py --stage-steps=-5", "train.py --matrix-lr inf",
+    "train.py --layers 0", "train.py --householders 0", "train.py --conv-width 0",
+    "train.py --beta-max nan", "train.py --pass-batches 0", "train.py --reveal-weight -1",
+    "train.py --max-steps 0.5", "train.py --weight-decay x", "train.py --resume RUN --seed 0",
+    "eval.py RUN --lengths 10:4", "eval.py RUN --plot x.txt", "eval.py RUN --traces 0",
+    "eval.py RUN --seed -1", "eval.py RUN --lengths 0:1", "eval.py RUN --plot no/where.png",
+    "data.py --length 5"])
 def test_what_a_user_can_get_wrong_is_refused_in_one_line(command, small_run, refused, tmp_path,
                                                           monkeypatch):
     """By exit code 2, before any work, and without a trace on the disk."""
@@ -325,6 +443,20 @@ def test_what_a_user_can_get_wrong_is_refused_in_one_line(command, small_run, re
     script, *words = shlex.split(command.replace("RUN", str(small_run)))
     refused({"train.py": main, "eval.py": evaluation.main, "data.py": data.main}[script], words)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in ROOT.glob("*.py")))
+def test_no_check_hangs_on_an_assert_or_on_a_docstring(file, capsys):
+    """`python -O` leaves the first out, and -OO both: the help is the same without them."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    assert not [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
+    if file in ("train.py", "eval.py"):
+        names = {"__name__": f"without_{file}"}
+        module = types.ModuleType(names["__name__"])
+        with patch.dict(sys.modules, {module.__name__: module}), pytest.raises(SystemExit) as stop:
+            exec(compile(source, file, "exec", optimize=2), vars(module))
+            module.main(["--help"])
+        assert stop.value.code == 0 and "--traces" in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_is_cut_or_foreign_is_refused_in_one_line(small_run, tmp_path, refused):
