@@ -641,10 +641,9 @@ def stages_learned(model, task, recipe, last, loss_of):
     batch = task.training_batch(recipe.batch, *recipe.curriculum[-1], rng)
     _, metrics = loss_of(model, to_tensors(batch, device_of(model)), recipe)
 
-    accuracy = metrics.get("reveal_accuracy")
-    if accuracy is None:  # a loss that tells nothing
-        return last["learned"]
-    if last["stage"] == recipe.last_stage and accuracy > recipe.pass_share:
+    accuracy = metrics.get("reveal_accuracy")  # None of a loss that tells nothing
+    known = accuracy is not None and last["stage"] == recipe.last_stage
+    if known and accuracy > recipe.pass_share:
         return len(recipe.curriculum)
     return min(last["learned"], recipe.last_stage)
 

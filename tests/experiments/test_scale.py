@@ -37,6 +37,17 @@ def test_a_training_trace_is_a_python_session_with_reveals_in_a_row(name, comman
     assert (batch.reveals.sum(1) == 6 // 2 * in_a_row).all()
 
 
+def test_reveals_in_a_row_are_of_variables_drawn_one_by_one():
+    """Of twelve variables two draws are different 11 times in 12. The three of a row are of one
+    state."""
+    task = ManyVariables(Group("S12"))
+    inputs, _, reveals = task.training_batch(64, 8, 8, generator(0, "train"))
+    rows, places = reveals.nonzero()
+    asked = inputs[rows, places - 1].reshape(64, 3)
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert (asked[:, one] != asked[:, other]).mean() == pytest.approx(11 / 12, abs=0.12)
+
+
 def test_exchanges_fill_the_stages_with_a_reveal_a_command_and_one_trace_in_sixteen_later():
     """A uniform command of S12 moves just two variables once in seven million times."""
     task = ManyVariables(Group("S12"))
