@@ -29,6 +29,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import sys
 import time
 from dataclasses import asdict, dataclass, field, fields
@@ -239,7 +240,8 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
     folder: where the run is kept. resume: go on from its checkpoint, if there is one.
     config: what eval.load needs to make task and model again.
     loss_of, rate_of, averaged: as the three functions above. The curriculum reads
-        metrics["reveal_accuracy"]: None, or no such entry, for a batch that tells nothing.
+        metrics["reveal_accuracy"]: None, or no such entry, for a batch that tells nothing. Metrics
+        are plain numbers.
     max_tokens: the run also ends when so many tokens are read. quiet: nothing is printed.
 
     Returns: the model to evaluate, and the log, a list of dicts.
@@ -425,9 +427,9 @@ def save(folder, config, progress, log, model, average, optimizers):
     content.seek(0)
     try:
         torch.load(content, weights_only=True)
-    except Exception as error:
-        raise UserError("the config, or the metrics of a loss, must be plain numbers, texts or "
-                        f"tensors: {error}"[:200]) from None
+    except pickle.UnpicklingError:
+        raise UserError("what config and loss_of give to a run must be plain numbers, texts or "
+                        "tensors: others could be stored, but not be read") from None
     replace_file(Path(folder) / "model.pt", content.getbuffer())
 
 
