@@ -161,7 +161,8 @@ def test_a_model_is_asked_without_its_dropout_and_each_part_has_its_mode_again()
 
 def test_the_accuracy_along_a_trace_is_shown_at_eight_places_evenly_spread(capsys):
     numbers = dict.fromkeys(["chance", "all", "final", "perfect", "perfect_low", "perfect_high"], 0)
-    print_table([numbers | {"length": 32, "spacing": 1, "by_position": [i / 32 for i in range(32)]}])
+    shares = [place / 32 for place in range(32)]
+    print_table([{**numbers, "length": 32, "spacing": 1, "by_position": shares}])
     along = capsys.readouterr().out.splitlines()[-1].split()[2:]
     assert [float(share) for share in along] == [i / 8 for i in range(8)]
     assert evaluation.LENGTHS == [(64, 8), (128, 16), (256, 32)]  # as the paper, and twice as long

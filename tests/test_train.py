@@ -140,7 +140,8 @@ def test_the_default_is_the_model_of_readme_and_what_is_typed_reaches_model_and_
     task, model = evaluation.make(read_options([])[1])
     assert (model.blocks[1].beta_max, model.blocks[1].heads) == (2, 4)
     assert sum(weight.numel() for weight in model.parameters()) == 73_688
-    assert (task.group.name, task.commands, len(LinRNN(11, conv_width=1).blocks)) == ("S5", "full", 2)
+    assert (task.group.name, task.commands) == ("S5", "full")
+    assert len(LinRNN(11, conv_width=1).blocks) == 2  # without a local block
 
     argv = "--group S4 --commands swap --beta-max 1 --layers 2 --householders 3 --conv-width 1"
     task, model = evaluation.make(read_options(argv.split())[1])
@@ -389,7 +390,8 @@ def test_resume_takes_no_option_of_a_run_and_each_of_its_table(small_run, refuse
 @pytest.mark.parametrize("options, steps, missed", [
     ("--model transformer", 6, ""), ("--model lstm --commands swap", 6, ""),
     ("--optimizer adamw --beta-max 1", 6, ""), ("--householders 2 --stage-steps 4,5", 9, ""),
-    ("--pass-share 2 --max-steps 3", 3, "1 of 2"), ("--pass-share 2 --stage-steps 3,2", 5, "1 of 2")])
+    ("--pass-share 2 --max-steps 3", 3, "1 of 2"),
+    ("--pass-share 2 --stage-steps 3,2", 5, "1 of 2")])
 def test_one_loop_trains_every_model_and_its_folder_tells_what_came_out(options, steps, missed,
                                                                         tmp_path, capsys):
     """The first stage that is not learned is named. A finished run that is resumed prints its table

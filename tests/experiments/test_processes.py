@@ -23,6 +23,11 @@ sys.path.insert(0, {root!r})
 import train
 from experiments import processes
 
+# Three runs in one launch, so they keep the group that is made here.
+others = processes.others
+others.init_process_group("gloo")
+others.init_process_group = others.destroy_process_group = lambda *_: None
+
 torch.set_default_dtype(torch.float64)
 train.SAVE_EVERY = 4
 command = {command!r}
@@ -39,7 +44,7 @@ train.to_tensors = cut
 try:
     processes.main([*command, "--out", {folder!r} + "/cut"])
 except KeyboardInterrupt:
-    processes.others.destroy_process_group()
+    pass
 train.to_tensors = real
 assert torch.load({folder!r} + "/cut/model.pt")["progress"]["step"] == 4
 processes.main(["--resume", {folder!r} + "/cut"])
