@@ -430,7 +430,7 @@ def save(folder, config, progress, log, model, average, optimizers):
     except pickle.UnpicklingError:
         raise UserError("what config and loss_of give to a run must be plain numbers, texts or "
                         "tensors: others could be stored, but not be read") from None
-    replace_file(Path(folder) / "model.pt", content.getbuffer())
+    replace_file(Path(folder) / "model.pt", content.getvalue())
 
 
 def restore(folder, recipe, model, average, optimizers):
