@@ -71,12 +71,13 @@ def run_commands(commands):
 
 # --- 2. The trace ---------------------------------------------------------------------------------
 #
-# A task is any class with these four members:
+# A task is any class with these four members, and for a command line with the fifth:
 #
 #     vocab                                          its symbols, a list of str
 #     chance                                         accuracy of a guess that ignores the state
 #     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
 #     test_batch(batch, length, spacing, rng)        a Batch of the distribution to be tested on
+#     check(length, spacing)                         raises a UserError if no trace is like that
 
 
 class Batch(NamedTuple):
@@ -133,10 +134,6 @@ class ReplTask(Lexer):
         self.chance = group.chance
         if commands == "swap":
             group.require_swaps()  # here, and not at the first batch
-
-        # What the local block of a model must see: one side of a command, n + 1 tokens, and two to
-        # spare.
-        self.conv_width = group.degree + 3
 
         # The vocabulary: marks, names at the start of a list, names within it, values.
         self.names = string.ascii_lowercase[:group.degree]

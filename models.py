@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import Group, ReplTask, UserError
 from scan import delta_product
 
 
@@ -103,7 +102,7 @@ class DeltaBlock(nn.Module):
         super().__init__()
         check_heads(d_model, heads)
         if not 0 <= beta_max <= 2:
-            raise UserError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
+            raise ValueError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
         self.heads = heads
         self.beta_max = beta_max
         self.householders = householders
@@ -161,9 +160,9 @@ def unit(x):
 
 
 def check_heads(d_model, heads):
-    """Raises: UserError unless the heads share the width evenly."""
-    if d_model % heads:
-        raise UserError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
+    """Raises: ValueError unless the heads share the width evenly."""
+    if heads < 1 or d_model % heads:
+        raise ValueError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
 
 
 class AttentionBlock(nn.Module):
@@ -176,8 +175,8 @@ class AttentionBlock(nn.Module):
         super().__init__()
         check_heads(d_model, heads)
         if d_model // heads % 2:
-            raise UserError("rotary positions turn pairs, so the width of a head must be even; got "
-                            f"d_model {d_model} / heads {heads}")
+            raise ValueError("rotary positions turn pairs, so the width of a head must be even; "
+                             f"got d_model {d_model} / heads {heads}")
         self.heads = heads
 
         self.norm = nn.RMSNorm(d_model)
@@ -190,7 +189,7 @@ class AttentionBlock(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, T, K] each
 
         # A token has its place from the start of the text, not from that of its piece.
-        length = x.shape[1]
+        T = x.shape[1]
         past = 0 if state is None else state.shape[3]
         q = rotate(q, past)
         kv = torch.stack([rotate(k, past), v])  # [2, B, H, T, K]
@@ -199,7 +198,7 @@ class AttentionBlock(nn.Module):
             kv = torch.cat([state, kv], 3)  # [2, B, H, past + T, K]
 
         # A token sees all the past, and of its own piece what is not later than itself.
-        seen = torch.ones(length, past + length, dtype=torch.bool, device=x.device).tril(past)
+        seen = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past)
         mixed = F.scaled_dot_product_attention(q, *kv, attn_mask=seen if past else None,
                                                is_causal=not past)  # [B, H, T, K]
         return x + self.out(mixed.transpose(1, 2).flatten(2)), kv
@@ -211,9 +210,9 @@ def rotate(x, start=0):
     So q_t . k_s depends on t - s only. The first token of x is token number `start`.
     Shapes: x [..., T, K], K even.  Source: Su et al. 2021, 3.2.
     """
-    length, width = x.shape[-2:]
-    rates = 10000.0 ** (-torch.arange(0, width, 2, device=x.device) / width)  # [K / 2]
-    angles = torch.arange(start, start + length, device=x.device).unsqueeze(-1) * rates
+    T, K = x.shape[-2:]
+    rates = 10000.0 ** (-torch.arange(0, K, 2, device=x.device) / K)  # [K / 2]
+    angles = torch.arange(start, start + T, device=x.device).unsqueeze(-1) * rates
     cos = angles.cos().to(x.dtype)
     sin = angles.sin().to(x.dtype)
 
@@ -249,6 +248,7 @@ class LanguageModel(nn.Module):
     """Embedding -> local block -> layers x [mixer, MLP] -> norm -> logits.
 
     make_mixer() makes a block of its own for each layer. conv_width 1 leaves out the local block.
+    For n variables it is n + 3: one side of a command has n + 1 tokens, and two are to spare.
     """
 
     def __init__(self, vocab_size, d_model, layers, conv_width, make_mixer):
@@ -287,7 +287,7 @@ class LinRNN(LanguageModel):
 
     beta_max: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in [0, 1].
     householders: writes per token, R. heads must divide d_model, here and in the Transformer.
-    Raises: UserError for a beta_max or heads that do not fit.
+    Raises: ValueError for a beta_max or heads that do not fit.
     """
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
@@ -311,39 +311,4 @@ class LSTM(LanguageModel):
         super().__init__(vocab_size, d_model, layers, conv_width, lambda: LSTMBlock(d_model))
 
 
-
-# --- 4. From the options of a command line --------------------------------------------------------
-
 MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # by the names of --model
-
-
-def make(config):
-    """The task of a config, and its model before training.
-
-    config: task ("traces"), group, commands, model, options (of the model) and seed, all of them
-        names and numbers. So no code runs that a run folder from elsewhere has brought.
-    Raises: UserError for names or sizes that are not possible.
-    """
-    kind = config.get("task", "a task without a name")
-    if kind != "traces":
-        raise UserError(f"this is a run of {kind}: use the command that made it")
-    task = ReplTask(Group(config["group"]), config["commands"])
-    return task, make_model(config, task)
-
-
-def make_model(config, task):
-    """The model of a config. Its weights depend on the seed, and on nothing else."""
-    # torch draws the weights of a new layer from its one global generator.
-    torch.manual_seed(config["seed"])
-    return MODELS[config["model"]](len(task.vocab), **config["options"])
-
-
-def find_device(name=None):
-    """The device of that name; without a name cuda, where it is there.  Raises: UserError."""
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError):
-        raise UserError(f"device {name} is not there: try --device cpu") from None
-    return name

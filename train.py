@@ -1,9 +1,10 @@
 """Train one model on one task: python train.py --model linrnn --group S5
 
 Each step draws fresh traces. Training walks through a curriculum of stages (length L, spacing S). A
-stage is left once the model answers more than `advance` of the reveals in `streak` batches in a
-row; the last stage lasts `last_steps` steps. A run that does not get through the earlier stages
-within `max_steps` ends there. `stage_steps` fixes the steps of stages instead; a 0 fixes none.
+stage is left once the model answers more than `pass_share` of the reveals in `pass_batches` batches
+in a row; the last stage lasts `last_steps` steps. A run that does not get through the earlier
+stages within `max_steps` ends there. `stage_steps` fixes the steps of stages instead; a 0 fixes
+none.
 
 At constant rates the weights of a step circle around a solution. So the model that is evaluated is
 the mean of the weights of all steps of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or
@@ -23,46 +24,53 @@ Next: analysis.ipynb, the questions that these five files can answer.
 """
 
 import argparse
-import inspect
 import io
 import itertools
 import json
 import math
 import os
+import pickle
+import sys
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.distributed
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
-from data import COMMANDS, Group, Parser, ReplTask, UserError, generator, run, stages
-from eval import COLUMNS, LENGTHS, device_of, evaluate, print_table, read_checkpoint
-from models import MODELS, find_device, make
+from data import COMMANDS, Group, Parser, UserError, at_least, generator, run, stages
+from eval import (COLUMNS, LENGTHS, as_tensor, device_of, evaluate, find_device, make, options_of,
+                  print_table, read_checkpoint)
+from models import MODELS
 
 COMMAND = "python train.py"
 WARMUP = 50  # steps over which the learning rates rise from 0
 LOG_EVERY = 10  # steps
 SAVE_EVERY = 50  # steps
+OPTIMIZERS = ["muon", "adamw"]
 
 
 # --- 1. What determines a run ---------------------------------------------------------------------
 
-def option(default, help, **more):
-    """A field of Recipe, and at once an option of the command line: more is for argparse."""
-    # A factory, because a dataclass refuses a list as a default.
-    return field(default_factory=lambda: default, metadata={"help": help, **more})
+def option(default, help, kind, **more):
+    """A field of Recipe, and at once an option of the command line.
+
+    kind: the type for argparse, which refuses impossible numbers; Recipe asks it, too. more: also
+    for argparse.
+    """
+    return field(default=default, metadata={"help": help, "type": kind, **more})
 
 
-def counts(text):
-    """A type for argparse: '150,50,50' -> [150, 50, 50]."""
-    return [int(part) for part in text.split(",")]
+def steps_of_stages(text):
+    """A type for argparse: '150,50,0' -> [150, 50, 0]."""
+    return [at_least(0)(steps) for steps in text.split(",")]
+
+
+COUNT = at_least(1)
+RATE = at_least(0, float)
 
 
 @dataclass
@@ -71,28 +79,28 @@ class Recipe:
 
     # What is shown, and for how long. The paper begins with (8, 1). A stage of two commands ahead
     # of it tests single commands more often, and the plateau ends sooner.
-    curriculum: list = option([(2, 1), (8, 1), (16, 2), (32, 4), (64, 8)],
-                              "stages LENGTH:SPACING,...", type=stages)
+    curriculum: list = option(((2, 1), (8, 1), (16, 2), (32, 4), (64, 8)),
+                              "stages LENGTH:SPACING,...", stages)
     stage_steps: list = option(None, "the steps of each stage, N,N,..., or 0: until it is learned",
-                               type=counts)
+                               steps_of_stages)
 
     # When a stage is over. One good batch may be luck, three in a row hardly.
-    advance: float = option(0.97, "share of the reveals that ends a stage")
-    streak: int = option(3, "batches in a row that must be above it")
-    last_steps: int = option(150, "steps of the last stage")
-    max_steps: int = option(1500, "steps before the last stage, at most")
-    batch: int = option(16, "traces per step")
+    pass_share: float = option(0.97, "share of the reveals that ends a stage", at_least(-1, float))
+    pass_batches: int = option(3, "batches in a row that must be above it", COUNT)
+    last_steps: int = option(150, "steps of the last stage", COUNT)
+    max_steps: int = option(1500, "steps before the last stage, at most", COUNT)
+    batch: int = option(16, "traces per step", COUNT)
 
     # How the weights move. Muon's rate is the size of a step, whatever that of the gradient.
-    optimizer: str = option("muon", "of the matrices inside the model", choices=["muon", "adamw"])
-    matrix_lr: float = option(0.02, "peak learning rate of those matrices")
-    lr: float = option(4e-3, "peak learning rate of all other weights")
-    weight_decay: float = option(0.01, "a step shrinks each weight by this share of its rate")
-    reveal_weight: float = option(1.0, "of the extra loss on the revealed values")
+    optimizer: str = option("muon", "of the matrices inside the model", str, choices=OPTIMIZERS)
+    matrix_lr: float = option(0.02, "peak learning rate of those matrices", RATE)
+    lr: float = option(4e-3, "peak learning rate of all other weights", RATE)
+    weight_decay: float = option(0.01, "a step shrinks each weight by this share of its rate", RATE)
+    reveal_weight: float = option(1.0, "of the extra loss on the revealed values", RATE)
 
     # What chance decides, and what decides the last digits.
-    seed: int = option(0, "of the traces, and of the weights to begin with")
-    compile: bool = option(False, "torch.compile, which takes a minute")
+    seed: int = option(0, "of the traces, and of the weights to begin with", at_least(0))
+    compile: bool = option(False, "torch.compile: it pays from some 2,000 steps on", bool)
 
     @property
     def last_stage(self):
@@ -105,10 +113,37 @@ class Recipe:
         return self.last_steps if stage == self.last_stage else 0
 
     def __post_init__(self):
-        # Refused here, and not in the stage that would have no number.
+        # Lists of its own, so that no other recipe changes with this one; and plain numbers, since
+        # a checkpoint with those of numpy can be written, but not read.
+        self.curriculum = [tuple(plain("curriculum", COUNT, part) for part in stage)
+                           for stage in self.curriculum]
+        if self.stage_steps is not None:
+            self.stage_steps = [plain("stage_steps", at_least(0), part)
+                                for part in self.stage_steps]
+        for part in fields(self):
+            if part.type is not list:
+                value = plain(part.name, part.metadata["type"], getattr(self, part.name))
+                setattr(self, part.name, value)
+
+        # Refused here, and not in the step that would fail.
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(f"optimizer: one of {OPTIMIZERS}; got {self.optimizer}")
+        if not self.curriculum:
+            raise UserError("the curriculum needs a stage")
         if self.stage_steps and len(self.stage_steps) != len(self.curriculum):
-            raise UserError(f"the {len(self.curriculum)} stages of the curriculum need as many "
-                            f"numbers of steps; got {self.stage_steps}")
+            raise UserError(f"stage_steps needs a number for each of the {len(self.curriculum)} "
+                            f"stages of the curriculum; got {self.stage_steps}")
+
+
+def plain(name, kind, value):
+    """A number of Python's own, equal to the value.  Raises: UserError, which says the name."""
+    try:
+        number = kind(value)
+    except (TypeError, ValueError, argparse.ArgumentTypeError) as error:
+        raise UserError(f"{name}: {error}") from None
+    if number != value:
+        raise UserError(f"{name}: {value!r} is no {type(number).__name__}")
+    return number
 
 
 @dataclass
@@ -118,23 +153,23 @@ class Progress:
     step: int = 0  # made so far
     stage: int = 0  # an index of the curriculum
     stage_step: int = 0  # steps made in this stage
-    streak: int = 0  # good batches in a row
-    learned: int = 0  # the number, from 1, of the last stage that has had its streak
+    passes: int = 0  # good batches in a row
+    learned: int = 0  # the number, from 1, of the last stage that was passed
     tokens: int = 0  # read so far
     seconds: float = 0.0  # spent in steps
     finished: bool = False
 
-    def advance(self, recipe, accuracy):
+    def count_step(self, recipe, accuracy):
         """Count a step, and go on to the next stage, or to the end, if it is time.
 
         accuracy: of the reveals; None for a batch that tells nothing about it.
         """
         self.step += 1
         self.stage_step += 1
-        # A batch that is not good ends the streak.
+        # A batch that is not good ends the row of good ones.
         if accuracy is not None:
-            self.streak = self.streak + 1 if accuracy > recipe.advance else 0
-        passed = self.streak >= recipe.streak
+            self.passes = self.passes + 1 if accuracy > recipe.pass_share else 0
+        passed = self.passes >= recipe.pass_batches
         if passed:
             self.learned = self.stage + 1
 
@@ -146,13 +181,13 @@ class Progress:
             over = passed
             self.finished = not passed and self.step >= recipe.max_steps
 
-        # A new stage begins with an empty streak: its batches are harder.
+        # A new stage begins without good batches: its own are harder.
         if over and self.stage == recipe.last_stage:
             self.finished = True
         elif over:
             self.stage += 1
             self.stage_step = 0
-            self.streak = 0
+            self.passes = 0
 
 
 # --- 2. Training ----------------------------------------------------------------------------------
@@ -179,12 +214,19 @@ def next_token_loss(model, batch, recipe):
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
     losses = losses.view(batch.targets.shape)
     loss = losses.mean()
-    reveal_loss = losses[batch.reveals].mean()
 
-    # .item() turns a tensor of one number into a number, which keeps no graph alive.
-    right = (logits.argmax(-1) == batch.targets)[batch.reveals]
-    metrics = {"loss": loss.item(), "reveal_loss": reveal_loss.item(),
-               "reveal_accuracy": right.float().mean().item()}
+    # Products with the mask: losses[batch.reveals] would have a size that a GPU must be asked for,
+    # and the program would wait until the GPU has come that far.
+    count = batch.reveals.sum()
+    reveal_loss = (losses * batch.reveals).sum() / count
+    right = (logits.argmax(-1) == batch.targets) & batch.reveals
+    reveal_accuracy = right.sum() / count
+
+    # For the same reason all numbers are read at once. Plain numbers keep no graph alive.
+    numbers = torch.stack([loss, reveal_loss, reveal_accuracy]).tolist()
+    metrics = dict(zip(("loss", "reveal_loss", "reveal_accuracy"), numbers))
+    if math.isnan(metrics["reveal_accuracy"]):  # 0 of 0
+        raise UserError("a batch without a reveal has no accuracy: use a loss of your own")
     return loss + recipe.reveal_weight * reveal_loss, metrics
 
 
@@ -198,11 +240,13 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
     folder: where the run is kept. resume: go on from its checkpoint, if there is one.
     config: what eval.load needs to make task and model again.
     loss_of, rate_of, averaged: as the three functions above. The curriculum reads
-        metrics["reveal_accuracy"].
-    max_tokens: the run also ends when so many tokens are read. quiet: no progress bar.
+        metrics["reveal_accuracy"]: None, or no such entry, for a batch that tells nothing. Metrics
+        are plain numbers.
+    max_tokens: the run also ends when so many tokens are read. quiet: nothing is printed.
 
     Returns: the model to evaluate, and the log, a list of dicts.
-    Raises: UserError for a folder that holds another run, or a gradient that is not finite.
+    Raises: UserError for a folder that holds another run, a config that cannot be stored, or a
+        gradient that is not finite.
     """
     # All that changes while a model is trained: the weights, their mean, the optimisers' memory,
     # and where the run stands. A checkpoint holds just these, and the log.
@@ -221,7 +265,6 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
 
     # What computes has the same weights as the model. dynamic: one graph serves all lengths.
     network = torch.compile(model, dynamic=True) if recipe.compile else model
-    network = share_gradients(network, recipe)
     model.train()
 
     steps = total_steps(recipe, progress)
@@ -246,7 +289,6 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
             if not math.isfinite(norm):
                 raise UserError(f"step {progress.step}: the gradient is not finite; the last "
                                 "checkpoint is a good one: try smaller rates, lr and matrix_lr")
-            metrics = mean_over_processes({**metrics, "gradient_norm": norm}, device_of(model))
 
             # Update. There are two optimisers, with a group of weights each. torch keeps the rate
             # of a group beside its weights.
@@ -259,22 +301,28 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
             if averaged(recipe, progress):
                 average.update_parameters(model)
 
-            # Advance: is the stage over, or the run?
-            accuracy = metrics["reveal_accuracy"]
-            progress.advance(recipe, accuracy)
-            progress.tokens += drawn.inputs.size
+            # Count. Is the stage over, or the run?
+            accuracy = metrics.get("reveal_accuracy")
+            progress.count_step(recipe, accuracy)
+            progress.tokens += batch.inputs.numel()
             progress.seconds += time.perf_counter() - start
 
-            # Log. refresh=False: tqdm itself decides when the terminal is written to.
+            # Show. refresh=False: tqdm itself decides when the terminal is written to.
             bar.total = total_steps(recipe, progress)
+            loss = f" loss {metrics['loss']:.3f}" if "loss" in metrics else ""
             right = "" if accuracy is None else f", reveals right {accuracy:.0%}"
-            bar.set_postfix_str(f"({length},{spacing}) loss {metrics['loss']:.3f}{right}",
-                                refresh=False)
+            bar.set_postfix_str(f"({length},{spacing}){loss}{right}", refresh=False)
             bar.update()
+            if progress.stage > stage and not quiet:
+                say(f"({length},{spacing}) is left after step {progress.step} and "
+                    f"{progress.tokens / 1e6:.2f} million tokens")
+
+            # Log.
             ended = progress.finished or progress.tokens >= max_tokens
             if progress.step % LOG_EVERY == 0 or ended:
                 log.append({"step": progress.step, "stage": stage, "length": length,
-                            "spacing": spacing, **metrics, "tokens": progress.tokens,
+                            "spacing": spacing, **metrics, "reveal_accuracy": accuracy,
+                            "gradient_norm": norm, "tokens": progress.tokens,
                             "seconds": progress.seconds, "learned": progress.learned,
                             "finished": progress.finished})
 
@@ -283,6 +331,15 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
                 save(folder, config, progress, log, model, average, optimizers)
 
     return result_of(model, average).eval(), log
+
+
+def say(line):
+    """Print a line above the bar."""
+    try:
+        tqdm.write(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `| head -1`: train on, for the run folder
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def result_of(model, average):
@@ -294,26 +351,19 @@ def result_of(model, average):
 def total_steps(recipe, progress):
     """How many steps the run will have, at most: exact once all stages to come have a number."""
     # The bar needs a total for the time left. It shrinks when a stage is learned early.
-    counts = [recipe.steps_of(stage) for stage in range(len(recipe.curriculum))]
-    left = counts[progress.stage:]
+    steps = [recipe.steps_of(stage) for stage in range(len(recipe.curriculum))]
+    left = steps[progress.stage:]
     if all(left):
         return progress.step - progress.stage_step + sum(left)
-    return recipe.max_steps + sum(counts)
+    return recipe.max_steps + sum(steps)
 
 
 def to_tensors(batch, device):
-    """The traces of this process, as tensors on the device."""
-    # Of two processes the first takes the rows 0, 2, 4, ..., of all arrays of the batch.
-    rank, processes = this_process()
-    parts = {}  # the fields that change
-    for name, part in batch._asdict().items():
-        if isinstance(part, np.ndarray):
-            parts[name] = part[rank::processes]
-
-    # What else a task may have put there stays an array. contiguous: inputs and targets are two
-    # views of one array, one token apart.
-    for name in ("inputs", "targets", "reveals"):
-        parts[name] = torch.from_numpy(parts[name]).to(device).contiguous()
+    """A batch whose inputs, targets and reveals are tensors on the device; the rest stays."""
+    # contiguous: inputs and targets are two views of one array, one token apart.
+    kinds = {"inputs": torch.long, "targets": torch.long, "reveals": torch.bool}
+    parts = {name: as_tensor(getattr(batch, name)).to(device, kind).contiguous()
+             for name, kind in kinds.items()}
     return batch._replace(**parts)
 
 
@@ -358,17 +408,13 @@ def make_optimizers(model, recipe):
 def holds_run(folder, resume):
     """Whether the folder has a checkpoint to go on from.  Raises: UserError if it must not."""
     started = (Path(folder) / "model.pt").exists()
-    if started and not resume and this_process()[0] == 0:
+    if started and not resume:
         raise UserError(f"{folder} holds a run already: resume it, or choose another folder")
     return started and resume
 
 
 def save(folder, config, progress, log, model, average, optimizers):
     """Write model.pt: the result so far, and all that changes while a model is trained."""
-    # All processes hold the same; the first one writes.
-    if this_process()[0] > 0:
-        return
-
     content = io.BytesIO()  # in memory first: torch.save reports a full disk as a bug of its own
     torch.save({
         "config": config, "progress": asdict(progress), "log": log,
@@ -376,7 +422,15 @@ def save(folder, config, progress, log, model, average, optimizers):
         "model": result_of(model, average).state_dict(), "weights": model.state_dict(),
         "average": average.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, content)
-    replace_file(Path(folder) / "model.pt", content.getbuffer())
+
+    # torch.save writes more than torch.load, which runs no code, will read: numpy's numbers, say.
+    content.seek(0)
+    try:
+        torch.load(content, weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError("what config and loss_of give to a run must be plain numbers, texts or "
+                        "tensors: others could be stored, but not be read") from None
+    replace_file(Path(folder) / "model.pt", content.getvalue())
 
 
 def restore(folder, recipe, model, average, optimizers):
@@ -425,170 +479,122 @@ def new_folder(out, name):
                                 f"--resume {out}") from None
 
 
-# --- 4. Several processes -------------------------------------------------------------------------
-#
-# python -m torch.distributed.run --nproc-per-node 2 train.py: each process draws the same traces,
-# keeps its rows, and gets the gradient of the whole batch. The first process writes and prints.
-
-
-def join_processes(device):
-    """Find the others, if torch.distributed.run has started several.  Returns: the device."""
-    # It tells each process in these variables who it is.
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return device
-
-    # nccl is the way between GPUs, gloo between processes on CPUs.
-    if device == "cuda":
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-        torch.cuda.set_device(device)
-    torch.distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    return device
-
-
-def this_process():
-    """The number of this process, and how many there are."""
-    if not torch.distributed.is_initialized():
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
-
-
-def share_gradients(network, recipe):
-    """The network, with the mean of the gradients of all processes.  Raises: UserError."""
-    _, processes = this_process()
-    if recipe.batch % processes:  # unequal shares would make another mean
-        raise UserError(f"a batch of {recipe.batch} traces cannot be shared by {processes} "
-                        "processes: choose a multiple with --batch")
-    # It averages the gradients of all processes inside backward().
-    return DistributedDataParallel(network) if processes > 1 else network
-
-
-def mean_over_processes(metrics, device):
-    """The same numbers in each process, so that all leave a stage together."""
-    _, processes = this_process()
-    if processes == 1:
-        return metrics
-
-    # all_reduce adds up the numbers of all processes, in place. Equal shares of a batch make their
-    # mean that of the batch. None, of a batch that tells nothing, is None in each process.
-    known = [name for name, value in metrics.items() if value is not None]
-    values = torch.tensor([metrics[name] for name in known], device=device)
-    torch.distributed.all_reduce(values)
-    return {**metrics, **dict(zip(known, (values / processes).tolist()))}
-
-
-# --- 5. The command line --------------------------------------------------------------------------
+# --- 4. The command line --------------------------------------------------------------------------
 
 def main(argv=None):
-    parser = Parser(prog="python train.py", description=__doc__.split("\n")[0])
+    typed, config = read_options(argv)
+    train_run(*make(config), config, typed)
+
+
+def read_options(argv):
+    """What was typed, a dictionary, and the config of the run that it asks for."""
+    parser = new_parser("python train.py", "Train one model on one task.")
     add = parser.add_argument
 
-    # What is trained, on what. No option has a default here: what was not typed is missing in
-    # `typed`, and a resumed run has it from its folder.
+    # What is trained, on what.
     add("--model", choices=MODELS, help="(linrnn)")
     add("--group", help="S<n>, A<n>, Z<n> or D<n> (S5)")
     add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
 
     # The model; left out, its own default.
-    add("--beta-max", type=float, help="linrnn: 2 allows the eigenvalue -1, 1 does not (2)")
-    add("--householders", type=int, help="linrnn: writes per token, R (1)")
-    add("--conv-width", type=int, help="tokens that the local block sees (n + 3)")
-    add("--d-model", type=int, help="width (64, transformer 56, lstm 60)")
-    add("--heads", type=int, help="(4)")
-    add("--layers", type=int, help="(1, transformer 2)")
+    add("--beta-max", type=at_least(0, float),
+        help="linrnn: 2 allows the eigenvalue -1, 1 does not (2)")
+    add("--householders", type=at_least(1), help="linrnn: writes per token, R (1)")
+    add("--conv-width", type=at_least(1), help="tokens that the local block sees (n + 3)")
+    add("--d-model", type=at_least(1), help="width (64, transformer 56, lstm 60)")
+    add("--heads", type=at_least(1), help="(4)")
+    add("--layers", type=at_least(1), help="(1, transformer 2)")
 
     # The recipe: an option for each field.
     for part in fields(Recipe):
-        default = part.default_factory()
-        more = {"type": type(default), **part.metadata}
-        more["help"] += f" ({default})"
+        more = part.metadata | {"help": f"{part.metadata['help']} ({part.default})"}
         if part.type is bool:
             more = {"action": argparse.BooleanOptionalAction, "help": more["help"]}
         add(f"--{part.name.replace('_', '-')}", **more)
-    add_run_options(parser)
 
-    typed = options_typed(parser, argv)
-    config = config_of_run(typed, COMMAND) if "resume" in typed else new_config(typed)
-    train_run(*make(config), config, typed)
+    typed = vars(parser.parse_args(argv))
+    if "resume" in typed:
+        return typed, config_of_run(typed, COMMAND)
 
-
-def new_config(typed):
-    """The names and numbers that determine a run on traces: what was typed, else the defaults."""
+    # S5 is where the defaults were found.
     group = Group(typed.get("group", "S5"))
-    commands = typed.get("commands", "full")
-    name = typed.get("model", "linrnn")
-
-    # The options of the model, as its own signature has them. All of them stand in the config: it
-    # means the same when a default is another one.
-    parameters = inspect.signature(MODELS[name]).parameters
-    options = {option: p.default for option, p in parameters.items() if option != "vocab_size"}
-    options["conv_width"] = ReplTask(group, commands).conv_width
-    for option in ("beta_max", "householders", "conv_width", "d_model", "heads", "layers"):
-        if option in typed and option not in options:
-            raise UserError(f"the model {name} has no option {option}")
-        if option in typed:
-            options[option] = typed[option]
-
-    # S5 is where the rates were found. With more variables a wide convolution adds up more terms.
-    fall = min(1.0, 5 / group.degree)
-    chosen = {"lr": 4e-3 * fall, "matrix_lr": 0.02 * fall**0.5}
-    for part in fields(Recipe):
-        if part.name in typed:
-            chosen[part.name] = typed[part.name]
-
-    if group.degree > 7:
-        print(f"the defaults were found for up to seven variables; {group.name} has "
-              f"{group.degree}, and may need a wider model and easier traces")
-
-    return {"command": COMMAND, "task": "traces", "model": name, "group": group.name,
-            "commands": commands, "options": options, **asdict(Recipe(**chosen))}
+    n = group.degree
+    if n > 7:
+        print(f"the defaults were found for up to seven variables; {group.name} has {n}, and may "
+              "need a wider model and easier traces")
+    return typed, new_config(typed, COMMAND, {"task": "traces", "group": "S5", "commands": "full"},
+                             {"conv_width": n + 3}, rates_for(n))
 
 
-# What a training command of one's own shares with this one: the options, and the functions below.
+def rates_for(n):
+    """The peak rates for n variables. With more than five a wide convolution adds up more terms."""
+    fall = min(1.0, 5 / n)
+    return {"lr": 4e-3 * fall, "matrix_lr": 0.02 * fall**0.5}
 
-def add_run_options(parser):
-    """Where a run lies, and what it is tested on."""
+
+# What a training command of one's own shares with this one: the five functions below.
+
+def new_parser(command, description):
+    """A parser that returns what was typed, and nothing else; where a run lies, and its table."""
+    parser = Parser(prog=command, description=description, argument_default=argparse.SUPPRESS)
     add = parser.add_argument
     add("--out", metavar="DIR", help="a new run folder (runs/MODEL-GROUP-seedN, or -2, -3, ...)")
     add("--resume", metavar="DIR",
         help="go on with the run in DIR, by one process at a time; needs no other option")
     add("--device", help="cpu, cuda, cuda:1, mps (cuda if it is there, else cpu)")
     add("--lengths", type=stages, help="LENGTH:SPACING,... of the closing table")
-    add("--traces", type=int, help="fresh traces for each of them (256)")
-
-
-def options_typed(parser, argv):
-    """The options that the user has typed, by name. None of them has a default in the parser."""
-    args = vars(parser.parse_args(argv))  # argparse gives None for what was not typed
-    return {name: value for name, value in args.items() if value is not None}
+    add("--traces", type=at_least(1), help="fresh traces for each of them (256)")
+    return parser
 
 
 def config_of_run(typed, command):
-    """The config of the run that --resume names.  Raises: UserError for an option that differs."""
+    """The config of the run that --resume names.  Raises: UserError for any option of a run."""
+    others = typed.keys() - {"resume", "device", "lengths", "traces"}
+    if others:
+        raise UserError("--resume has its options from the run; leave out "
+                        f"{', '.join(sorted(others))}")
+
+    # Another command may draw other traces from the same options, and another version have others.
     config = read_checkpoint(typed["resume"])["config"]
-
-    # Another command may draw other traces from the same options.
-    if config.get("command") != command:
-        raise UserError(f"the run in {typed['resume']} was not made by {command}: resume it by the "
-                        "command that made it")
-
-    # What was typed must be what the run has, but for its table and its device.
-    known = {**config, **config.get("options", {})}
-    for name, value in typed.items():
-        if name not in ("resume", "device", "lengths", "traces") and known.get(name) != value:
-            raise UserError(f"--resume goes on with the options of that run: its {name} is "
-                            f"{known.get(name)}, and {value} was typed")
+    if config.get("command") != command or not asdict(Recipe()).keys() <= config.keys():
+        raise UserError(f"the run in {typed['resume']} was not made by {command}, or not by this "
+                        "version: resume it by the command that made it")
     return config
+
+
+def new_config(typed, command, names, options, recipe):
+    """The names and numbers that determine a run: what was typed, else what the command proposes.
+
+    names: of the task. options, recipe: of the model and of Recipe, where they differ from the
+    defaults.
+    """
+    # All that is known of the run stands in the config: it means the same when a default changes.
+    names = {"model": "linrnn"} | names
+    names = {name: typed.get(name, value) for name, value in names.items()}
+    recipe = Recipe(**recipe | {
+        part.name: typed[part.name] for part in fields(Recipe) if part.name in typed})
+
+    # What else was typed is an option of the model, and make_model refuses those that it has not.
+    known = {"out", "device", "lengths", "traces", *names, *asdict(recipe)}
+    options = options_of(names["model"]) | options | {
+        name: value for name, value in typed.items() if name not in known}
+    return {"command": command, **names, "options": options, **asdict(recipe)}
+
+
+def recipe_of(config):
+    """The part of a config that is a Recipe."""
+    return Recipe(**{part.name: config[part.name] for part in fields(Recipe)})
 
 
 def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, columns=COLUMNS,
               **hooks):
     """Train a model, evaluate it, and keep both in a run folder: what a training command does.
 
-    config: as of new_config. typed: as of options_typed. lengths: of the closing table, if the
-    user names none. measure, columns: as evaluate, and what to print of it. hooks: of train().
+    config: as of new_config. typed: of a new_parser. lengths: of the closing table, if the user
+    names none. measure, columns: as evaluate, and what to print of it. hooks: of train().
     """
     # Of its table the run keeps what was typed, else what it had, else what the command proposes.
-    recipe = Recipe(**{part.name: config[part.name] for part in fields(Recipe)})
+    recipe = recipe_of(config)
     lengths = typed.get("lengths", config.get("lengths", lengths))
     traces = typed.get("traces", config.get("traces", 256))
     config = {**config, "lengths": lengths, "traces": traces}
@@ -598,38 +604,34 @@ def train_run(task, model, config, typed, lengths=LENGTHS, measure=evaluate, col
         task.check(length, spacing)
 
     # Where it runs, and where it is kept.
-    device = join_processes(find_device(typed.get("device")))
-    first = this_process()[0] == 0
-    folder = Path(typed["resume"]) if "resume" in typed else None
-    if folder is None and first:
+    device = find_device(typed.get("device"))
+    if "resume" in typed:
+        folder = Path(typed["resume"])
+    else:
         name = f"{config['task']}-{config['model']}-{config['group']}-seed{recipe.seed}"
         folder = new_folder(typed.get("out"), name.removeprefix("traces-"))
 
     # Say what is trained, on what, and what a guess would reach. flush: at once, into a pipe, too.
     weights = sum(weight.numel() for weight in model.parameters())
-    if first:
-        print(f"{weights:,} parameters, chance {task.chance:.3f}, device {device}, "
-              f"{torch.get_num_threads()} threads, run folder {folder}", flush=True)
+    print(f"{weights:,} parameters, chance {task.chance:.3f}, device {device}, "
+          f"{torch.get_num_threads()} threads, run folder {folder}", flush=True)
     model, log = train(model.to(device), task, recipe, folder, resume="resume" in typed,
-                       config=config, quiet=not first, **hooks)
+                       config=config, **hooks)
 
     # The results are on the disk before they are printed: `| head -1` loses nothing.
-    if first:
-        rows = [measure(model, task, *stage, traces) for stage in lengths]
-        last = log[-1]  # of the last step, whatever LOG_EVERY is
-        learned = stages_learned(model, task, recipe, last, hooks.get("loss_of", next_token_loss))
-        result = {"config": config, "results": rows, "steps": last["step"],
-                  "tokens": last["tokens"], "seconds": last["seconds"],
-                  "learned": learned, "parameters": weights, "device": device,
-                  "threads": torch.get_num_threads(), "torch": torch.__version__}
-        replace_file(folder / "results.json", json.dumps(result).encode())
+    rows = [measure(model, task, *stage, traces) for stage in lengths]
+    last = log[-1]  # of the last step, whatever LOG_EVERY is
+    learned = stages_learned(model, task, recipe, last, hooks.get("loss_of", next_token_loss))
+    result = {"config": config, "results": rows, "steps": last["step"], "tokens": last["tokens"],
+              "seconds": last["seconds"], "learned": learned, "parameters": weights,
+              "device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    replace_file(folder / "results.json", json.dumps(result).encode())
 
-        print_table(rows, columns)
-        print(f"\ntrained {last['step']} steps in {last['seconds'] / 60:.2f} minutes")
-        if learned <= recipe.last_stage:
-            print(f"NOT LEARNED: stage {learned + 1} of {len(recipe.curriculum)}")
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    print_table(rows, columns)
+    print(f"\ntrained {last['step']} steps, {last['tokens'] / 1e6:.2f} million tokens, in "
+          f"{last['seconds'] / 60:.2f} minutes")
+    if learned <= recipe.last_stage:
+        print(f"NOT LEARNED: stage {learned + 1} of {len(recipe.curriculum)}")
 
 
 @torch.no_grad()
@@ -641,7 +643,9 @@ def stages_learned(model, task, recipe, last, loss_of):
     batch = task.training_batch(recipe.batch, *recipe.curriculum[-1], rng)
     _, metrics = loss_of(model, to_tensors(batch, device_of(model)), recipe)
 
-    if last["stage"] == recipe.last_stage and metrics["reveal_accuracy"] > recipe.advance:
+    accuracy = metrics.get("reveal_accuracy")  # None of a loss that tells nothing
+    known = accuracy is not None and last["stage"] == recipe.last_stage
+    if known and accuracy > recipe.pass_share:
         return len(recipe.curriculum)
     return min(last["learned"], recipe.last_stage)
 

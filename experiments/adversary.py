@@ -36,7 +36,7 @@ import torch
 from data import Group, draw_commands, generator, run
 from experiments import (FALLING, chapter, grid, k_of_n, make, make_arm, records, span, table,
                          where)
-from experiments.beliefs import CoinTask, Program, kl_from, loss_of, nats_from_filter
+from experiments.beliefs import CoinTask, Program, kl_from, loss_of, nats_from_filter, width_of
 from experiments.plots import BLUE, GREEN, NAMES, ORANGE, RED, canvas, count, draw, ticks_at
 from models import LSTM, LinRNN, Transformer
 from scan import delta_product, delta_rule_recurrent, exchange_key
@@ -270,7 +270,7 @@ CYCLES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 def plan_rates(cell):
     """The ordinary task, by a multiple of the smallest rates."""
     task = CoinTask(Group("S3"), "swap")
-    make_model = partial(make_arm, ARMS[cell["arm"]], task, task.conv_width)
+    make_model = partial(make_arm, ARMS[cell["arm"]], task, width_of(task.group.degree))
     return task, make_model, recipe_of(**cell), None
 
 
@@ -278,7 +278,7 @@ def plan(cell):
     """An arm, by its best rates, with repetitions in a quarter of the batches."""
     task = RepetitionTask(Group("S3"), cell["pattern"], cell["coins"])
     recipe = recipe_of(cell["arm"], *CHOSEN[cell["arm"]], cell["seed"])
-    return task, partial(make_arm, ARMS[cell["arm"]], task, task.conv_width), recipe, None
+    return task, partial(make_arm, ARMS[cell["arm"]], task, width_of(task.group.degree)), recipe, None
 
 
 def recipe_of(arm, factor, last_steps, seed):
@@ -449,7 +449,7 @@ def show_maps():
     for seed in range(3):
         torch.manual_seed(seed)
         untrained.append({"arm": "linrnn", "pattern": "untrained", "coins": "",
-                          "results": growth_rows(make_arm(LinRNN, task, task.conv_width), task)})
+                          "results": growth_rows(make_arm(LinRNN, task, width_of(task.group.degree)), task)})
     table("The map of a cycle, linear RNNs: what all cycles before the last have left, as a "
           "multiple of what\none writes (growth, g.), and the log-odds that it adds to the answer, "
           "to first order (effect, e.)",

@@ -26,7 +26,6 @@ Next: adversary.py, where models are trained on these traces.
 """
 
 import json
-from dataclasses import asdict
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,12 +33,11 @@ import eval as evaluation
 import numpy as np
 import torch
 
-from data import (COMMANDS, Group, Parser, ReplTask, UserError, draw_commands, generator,
+from data import (COMMANDS, Group, Parser, ReplTask, UserError, at_least, draw_commands, generator,
                   next_tokens, run, stages)
 from experiments import FALLING, chapter, groups, table
-from models import MODELS, make_model
-from train import (Recipe, add_run_options, config_of_run, next_token_loss, options_typed,
-                   to_tensors, train_run)
+from models import MODELS
+from train import (config_of_run, new_config, new_parser, next_token_loss, to_tensors, train_run)
 
 COMMAND = "python -m experiments.beliefs train"
 COINS = [0.25, 0.5, 0.75]  # the probabilities that an uncertain command may show
@@ -106,7 +104,7 @@ class CoinTask(ReplTask):
     It adds to ReplTask the coins and the filter. `uncertain` is the share of the commands, not the
     probability p of a coin: each p is uniform over COINS. A coin adds four tokens to its command.
 
-    Raises: UserError for a group of more than 120 elements.
+    Raises: UserError for a group of more than 120 elements, or a share that is none.
     """
 
     # A colon belongs to the number before it.
@@ -117,8 +115,9 @@ class CoinTask(ReplTask):
         if group.order > 120:  # S5. S6 would be 36 times the work at each step
             raise UserError("the exact filter keeps a probability for each of the "
                             f"{group.order:,} states of {group.name}: refused above 120 (S5)")
+        if not 0 <= uncertain <= 1:
+            raise UserError(f"a share of the commands lies in [0, 1]; got {uncertain}")
         super().__init__(group, commands)
-        self.conv_width = 2 * group.degree + 3  # a whole command
         self.uncertain = uncertain
 
     def test_batch(self, batch, length, spacing, rng):
@@ -438,33 +437,41 @@ def nats_from_filter(model, task, drawn):
     # All at once would not fit into memory.
     batch = to_tensors(drawn, evaluation.device_of(model))
     found = []
-    for tokens, reveals in zip(batch.inputs.split(16), batch.reveals.split(16)):
-        probabilities = model(tokens)[reveals].double().softmax(-1)  # [reveals, vocabulary]
-        found.append(probabilities[:, task.value_tokens])
+    with evaluation.eval_mode(model):
+        for tokens, reveals in zip(batch.inputs.split(16), batch.reveals.split(16)):
+            probabilities = model(tokens)[reveals].double().softmax(-1)  # [reveals, vocabulary]
+            found.append(probabilities[:, task.value_tokens])
     predicted = torch.cat(found).view(drawn.best.shape).cpu().numpy()
     return kl_from(drawn.best, predicted), kl_from(drawn.best, 1 / task.group.degree)
 
 
 def train_coins(argv):
     """beliefs train: a run folder, and its closing table."""
-    parser = Parser(prog=COMMAND, description="Train a model on uncertain programs.")
+    parser = new_parser(COMMAND, "Train a model on uncertain programs.")
     add = parser.add_argument
     add("--model", choices=MODELS, help="(linrnn)")
     add("--group", help="S<n>, A<n>, Z<n> or D<n>, of at most 120 states (S3)")
     add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
-    add("--uncertain", type=float, metavar="P", help="share of commands behind a coin (0.25)")
-    add("--seed", type=int, help="of all that is random (0)")
-    add_run_options(parser)
+    add("--uncertain", type=at_least(0, float), metavar="P",
+        help="share of commands behind a coin (0.25)")
+    add("--seed", type=at_least(0), help="of all that is random (0)")
 
-    typed = options_typed(parser, argv)
-    if "resume" in typed:
-        config = config_of_run(typed, COMMAND)
-    else:
-        defaults = {"command": COMMAND, "task": "coins", "model": "linrnn", "group": "S3",
-                    "commands": "full", "uncertain": 0.25, **asdict(Recipe(**RECIPE))}
-        config = defaults | {name: typed[name] for name in defaults if name in typed}
+    typed = vars(parser.parse_args(argv))
+    config = config_of_run(typed, COMMAND) if "resume" in typed else config_of_coins(typed)
     task, model = make(config)
     train_run(task, model, config, typed, LENGTHS, evaluate, COLUMNS, loss_of=loss_of, **FALLING)
+
+
+def config_of_coins(typed):
+    """The config of a new run: what was typed, else S3 with a quarter of uncertain commands."""
+    names = {"task": "coins", "group": "S3", "commands": "full", "uncertain": 0.25}
+    n = Group(typed.get("group", "S3")).degree
+    return new_config(typed, COMMAND, names, {"conv_width": width_of(n)}, RECIPE)
+
+
+def width_of(n):
+    """How many tokens the local block sees: a whole command of n variables."""
+    return 2 * n + 3
 
 
 def make(config):
@@ -472,7 +479,7 @@ def make(config):
     if config.get("task") != "coins":
         raise UserError(f"this is no run of beliefs, but one of {config.get('task')}")
     task = CoinTask(Group(config["group"]), config["commands"], config["uncertain"])
-    return task, make_model({**config, "options": {"conv_width": task.conv_width}}, task)
+    return task, evaluation.make_model(config, task)
 
 
 def eval_coins(argv):
@@ -482,8 +489,8 @@ def eval_coins(argv):
     add = parser.add_argument
     add("run", help="a run folder, made by beliefs train")
     add("--lengths", type=stages, default=LENGTHS, help="LENGTH:SPACING,... (16:4,64:4,128:4)")
-    add("--traces", type=int, default=256, help="fresh traces for each length (256)")
-    add("--seed", type=int, default=0, help="of the traces (0)")
+    add("--traces", type=at_least(1), default=256, help="fresh traces for each length (256)")
+    add("--seed", type=at_least(0), default=0, help="of the traces (0)")
     add("--json", action="store_true", help="the table once more, as a last line of JSON")
     args = parser.parse_args(argv)
 

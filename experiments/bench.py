@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 
 from data import Parser, run
+from eval import find_device
 from experiments import chapter, grid, record, records, span, table
-from models import find_device
 from scan import (along, check_inputs, delta_rule_chunked, delta_rule_recurrent, in_chunks,
                   scan_forward)
 

@@ -22,19 +22,18 @@ Source: the task is that of Siems et al. 2026 (arXiv 2602.14814), section 3; the
 Next: play.py, a session with a trained model.
 """
 
-from dataclasses import asdict
 from functools import partial
 
 import numpy as np
 
-from data import COMMANDS, Group, Parser, ReplTask, UserError, draw_commands, next_tokens, run
-from eval import LENGTHS
+from data import COMMANDS, Group, ReplTask, UserError, at_least, draw_commands, next_tokens, run
+from eval import LENGTHS, make_model
 from experiments import (at, chapter, falls_at_the_end, grid, k_of_n, make, millions, minutes,
                          percent, records, span, table, where)
 from experiments.groups import draw_sparse_commands
 from experiments.plots import BLUE, SKY, canvas, dot
-from models import LinRNN, make_model
-from train import (Recipe, add_run_options, config_of_run, options_typed, share_of_peak,
+from models import LinRNN
+from train import (Recipe, config_of_run, new_config, new_parser, rates_for, share_of_peak,
                    train_run)
 
 SOLVED = 0.995  # of the reveals at (128,16)
@@ -93,17 +92,16 @@ def rule_for(n):
     conv_width   n + 1 tokens see one side of a command; there are two to spare.
     d_model      two heads from n = 8 on. A key needs 2n dimensions (scan.py). A head has at least
                  2n + 8 of them, in steps of 8, and at least 32.
-    lr           falls as 1 / n above five variables, and that of the matrices as 1 / sqrt n: a wide
-                 convolution adds up many terms.
+    lr           train.rates_for(n): falls as 1 / n above five variables, and that of the matrices
+                 as 1 / sqrt n.
     last_steps   smaller rates need more steps. With 150 a model is right, but imprecise, and loses
                  long traces by drift.
     max_steps    the wait for (2,1) is longer.
     stage_steps  above twelve variables the last 300 steps go to traces of 64, 128 and 256 commands.
                  In 64 commands the errors do not add up to one that the loss would see.
     """
-    fall = min(1.0, 5 / n)
     options = {"conv_width": n + 3}
-    recipe = {"lr": 4e-3 * fall, "matrix_lr": 0.02 * fall**0.5, "max_steps": 5000}
+    recipe = {**rates_for(n), "max_steps": 5000}
 
     if n > 7:
         quarter = -(-n // 4)  # rounded up
@@ -124,29 +122,25 @@ def falls_over_long_traces(recipe, progress):
 
 def train_one(argv):
     """The command `train`: a run of traces, which eval.py reads like any other."""
-    parser = Parser(prog=COMMAND, description=train_one.__doc__)
+    parser = new_parser(COMMAND, "Train on traces of many variables, by the rule.")
     add = parser.add_argument
     add("group", nargs="?", help="S<n>; with --resume it is that of the run")
     add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
-    add("--seed", type=int, help="of the traces, and of the weights to begin with (0)")
-    add_run_options(parser)
+    add("--seed", type=at_least(0), help="of the traces, and of the weights to begin with (0)")
 
-    typed = options_typed(parser, argv)
-    config = config_of_run(typed, COMMAND) if "resume" in typed else new_config(typed)
+    typed = vars(parser.parse_args(argv))
+    config = config_of_run(typed, COMMAND) if "resume" in typed else config_by_rule(typed)
     task = ManyVariables(Group(config["group"]), config["commands"], config["sparse"])
     train_run(task, make_model(config, task), config, typed, rate_of=falls_over_long_traces)
 
 
-def new_config(typed):
-    """The names and numbers of a run by the rule."""
+def config_by_rule(typed):
+    """The config of a new run: what was typed, else what the rule says."""
     if "group" not in typed:
         raise UserError("train needs a group, as in: python -m experiments.scale train S8")
-    group = Group(typed["group"])
-    options, recipe = rule_for(group.degree)
-    recipe = Recipe(**recipe, seed=typed.get("seed", 0))
-    return {"command": COMMAND, "task": "traces", "model": "linrnn", "group": group.name,
-            "commands": typed.get("commands", "full"), "sparse": group.degree > 7,
-            "options": options, **asdict(recipe)}
+    n = Group(typed["group"]).degree
+    names = {"task": "traces", "group": None, "commands": "full", "sparse": n > 7}
+    return new_config(typed, COMMAND, names, *rule_for(n))
 
 
 # --- 3. The study ---------------------------------------------------------------------------------

@@ -32,12 +32,12 @@ from tqdm import tqdm
 
 from data import (Group, Parser, ReplTask, UserError, at_least, compose, draw_commands, generator,
                   next_tokens, run, run_commands)
-from eval import LENGTHS, device_of, load, predict, read_checkpoint, wilson
+from eval import LENGTHS, device_of, find_device, load, predict, read_checkpoint, wilson
 from experiments import (at, chapter, evaluate_all, grid, make, make_arm, percent, record, records,
                          table, where)
 from experiments.groups import shortest_words
 from experiments.plots import BLUE, canvas, count, dot, draw, ticks_at
-from models import LinRNN, find_device
+from models import LinRNN
 from train import Recipe
 
 

@@ -34,17 +34,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import (COMMANDS, Batch, Group, Parser, ReplTask, UserError, draw_commands, run,
+from data import (COMMANDS, Batch, Group, Parser, ReplTask, UserError, at_least, draw_commands, run,
                   run_commands, stages)
-from eval import evaluate, evaluate_and_print, load_weights, read_checkpoint
+from eval import evaluate, evaluate_and_print, load_weights, make_model, read_checkpoint
 from experiments import (RATES, at, chapter, grid, k_of_n, make, minutes, never, percent, records,
                          span, table)
 from experiments.groups import index, points_moved, product
 from experiments.plots import BLUE, GREY, NAMES, RED, canvas, count, dot
-from models import LSTM, DeltaBlock, LanguageModel, LinRNN, Transformer, make_model
+from models import LSTM, DeltaBlock, LanguageModel, LinRNN, Transformer
 from scan import delta_product
-from train import (Recipe, add_run_options, config_of_run, options_typed, share_of_peak,
-                   train_run)
+from train import Recipe, config_of_run, new_config, new_parser, share_of_peak, train_run
 
 COMMAND = "python -m experiments.words train"
 LONGEST = 128  # words of a training trace, but for those of the quiet end
@@ -124,13 +123,14 @@ def recipe_of(group, seed):
     # The few words of S3 and S4 are half known after some dozen steps. A model that went on then
     # would forget them at 128 words, or would track a quotient only (S3 is one of S4).
     few = group.order <= 24
-    advance, streak, rate = (0.9, 10, 2e-3) if few else (0.8, 1, 3e-3)
+    pass_share, pass_batches, rate = (0.9, 10, 2e-3) if few else (0.8, 1, 3e-3)
 
     # 128 words are not waited for: constant rates keep their accuracy down. What is left then is
     # drift: small errors of a few hundred reflections add up. The quiet end shows the model 512.
     return Recipe(curriculum=[(length, 1) for length in STAGES],
-                  stage_steps=[0, 0, 0, 0, 0, 5000, 1500], max_steps=8000, advance=advance,
-                  streak=streak, batch=4, optimizer="adamw", lr=rate, matrix_lr=rate, seed=seed)
+                  stage_steps=[0, 0, 0, 0, 0, 5000, 1500], max_steps=8000, pass_share=pass_share,
+                  pass_batches=pass_batches, batch=4, optimizer="adamw", lr=rate, matrix_lr=rate,
+                  seed=seed)
 
 
 def falls_twice(recipe, progress):
@@ -146,15 +146,14 @@ def falls_twice(recipe, progress):
 HOOKS = {"rate_of": falls_twice, "averaged": never}
 
 
-def new_config(chosen):
-    """The names and numbers that determine a run: what was chosen, else S5 with R = 4."""
-    chosen = {"group": "S5", "commands": "full", "householders": 4, "seed": 0} | chosen
+def config_of_words(typed):
+    """The config of a new run: what was typed, else S5 with R = 4."""
+    names = {"task": "words", "group": "S5", "commands": "full"}
     # Each of the 120 words of S5 needs keys of its own, so the model is wide. A word needs nothing
     # from the words before it, so there is no local block.
-    options = {"d_model": 128, "heads": 8, "conv_width": 1, "householders": chosen["householders"]}
-    recipe = recipe_of(group_of(chosen["group"]), chosen["seed"])
-    return {"command": COMMAND, "task": "words", "model": "linrnn", "group": chosen["group"],
-            "commands": chosen["commands"], "options": options, **asdict(recipe)}
+    options = {"d_model": 128, "heads": 8, "conv_width": 1, "householders": 4}
+    recipe = recipe_of(group_of(typed.get("group", "S5")), seed=0)
+    return new_config(typed, COMMAND, names, options, asdict(recipe))
 
 
 def make_run(config):
@@ -320,7 +319,8 @@ REFLECTIONS = [
 
 def plan_reflections(cell):
     """What `words train` does without further options."""
-    task, model = make_run(new_config(cell))
+    typed = {name: cell[name] for name in ("group", "commands", "householders", "seed")}
+    task, model = make_run(config_of_words(typed))
     return task, lambda: model, recipe_of(task.group, cell["seed"]), LENGTHS
 
 
@@ -427,16 +427,15 @@ def picture():
 
 def train_words(argv):
     """words train GROUP: a run folder, and its closing table."""
-    parser = Parser(prog=COMMAND)
+    parser = new_parser(COMMAND, "Train on words: a token is a whole group element.")
     add = parser.add_argument
     add("group", nargs="?", help="S<n>, A<n>, Z<n>, D<n>, or a product such as A4xZ5 (S5)")
     add("--commands", choices=COMMANDS, help="all elements, or exchanges only (full)")
-    add("--householders", type=int, help="reflections a token, R (4)")
-    add("--seed", type=int, help="of the traces, and of the weights to begin with (0)")
-    add_run_options(parser)
+    add("--householders", type=at_least(1), help="reflections a token, R (4)")
+    add("--seed", type=at_least(0), help="of the traces, and of the weights to begin with (0)")
 
-    typed = options_typed(parser, argv)
-    config = config_of_run(typed, COMMAND) if "resume" in typed else new_config(typed)
+    typed = vars(parser.parse_args(argv))
+    config = config_of_run(typed, COMMAND) if "resume" in typed else config_of_words(typed)
     train_run(*make_run(config), config, typed, LENGTHS, **HOOKS)
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 # A run that is over in a second. It learns nothing.
-SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --advance -1 "
+SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --pass-share -1 "
          "--last-steps 3 --lengths 4:2 --traces 4 --device cpu").split()
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="with a CUDA device: "

@@ -41,8 +41,8 @@ TABLE = {
         ("perfect = right.all(1)", "perfect = right.any(1)", "stops_tracking"),
         ("model.stream(piece, state)", "model.stream(piece)", "in_pieces_and_without")],
     "train.py": [
-        ("if accuracy > recipe.advance else 0", "if accuracy > recipe.advance else self.streak",
-         "stage_ends"),
+        ("if accuracy > recipe.pass_share else 0",
+         "if accuracy > recipe.pass_share else self.passes", "stage_ends"),
         ("average.module if average.n_averaged else model", "model", "mean_of_the_last_stage"),
         ("            optimizer.zero_grad()", "            pass", "clipped_gradient"),
         ('average.load_state_dict(checkpoint["average"])', "pass", "cut_and_resumed")],

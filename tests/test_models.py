@@ -1,13 +1,13 @@
 """Every model is causal, and gives in pieces what it gives whole; a block is what it says."""
 
-import models
+import eval as evaluation
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import needs_cuda
 from models import (LSTM, MLP, MODELS, AttentionBlock, DeltaBlock, LinRNN, LocalBlock, LSTMBlock,
-                    Transformer)
+                    Transformer, unit)
 
 # --- The frame ------------------------------------------------------------------------------------
 
@@ -101,11 +101,11 @@ def test_a_linear_rnn_of_a_half_type_reads_streams_and_makes_a_step(dtype):
 def test_a_unit_vector_has_length_one_and_zero_stays_zero(dtype):
     """In each type, whatever the length; of what is nearly zero the direction is lost at worst."""
     x = torch.randn(7, 5).to(dtype).requires_grad_()
-    made = models.unit(x)
+    made = unit(x)
     assert made.dtype == dtype and (made.double().norm(dim=-1) - 1).abs().max() < 1e-2
     for short in (0.0, torch.finfo(dtype).tiny):
         x = torch.full((5,), short, dtype=dtype, requires_grad=True)
-        made = models.unit(x)
+        made = unit(x)
         made.sum().backward()
         assert made.abs().max() <= 1 and made.isfinite().all() and bool(made.any()) <= (short > 0)
         assert not x.grad.isnan().any()
@@ -113,7 +113,7 @@ def test_a_unit_vector_has_length_one_and_zero_stays_zero(dtype):
 
 def test_the_weights_depend_on_the_seed_and_on_nothing_else():
     config = {"task": "traces", "group": "S3", "commands": "full", "model": "lstm", "options": {}}
-    one, same, other = [models.make({**config, "seed": seed})[1].embedding.weight
+    one, same, other = [evaluation.make({**config, "seed": seed})[1].embedding.weight
                         for seed in (3, 3, 4)]
     assert torch.equal(one, same) and not torch.equal(one, other)
 

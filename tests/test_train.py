@@ -1,19 +1,24 @@
 """A run is what its recipe says, and a resumed run is the run, bit for bit."""
 
+import ast
 import itertools
 import json
 import math
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
+import types
 from dataclasses import asdict
 from functools import partial
-from unittest.mock import Mock
+from pathlib import Path
+from unittest.mock import Mock, patch
 
 import data
 import eval as evaluation
+import numpy as np
 import pytest
 import torch
 import train as trainer
@@ -21,7 +26,7 @@ from conftest import ROOT, SMALL
 from data import Group, ReplTask, UserError, generator
 from models import LinRNN
 from torch import nn
-from train import Progress, Recipe, main, new_config, next_token_loss, share_of_peak, train
+from train import Progress, Recipe, main, next_token_loss, read_options, share_of_peak, train
 
 S3 = ReplTask(Group("S3"))  # 16 symbols
 
@@ -33,7 +38,7 @@ def small_model():
 
 def train_small(changes={}, model=None, **more):
     """As SMALL, but for its 12 last steps: 15 steps in all. more: for train()."""
-    recipe = Recipe(**{"curriculum": [(2, 1), (4, 2)], "batch": 2, "advance": -1.0,
+    recipe = Recipe(**{"curriculum": [(2, 1), (4, 2)], "batch": 2, "pass_share": -1.0,
                        "last_steps": 12} | changes)
     return train(model or small_model(), S3, recipe, quiet=True, **more)
 
@@ -71,14 +76,14 @@ def same(one, other):
 def test_a_stage_ends_as_the_recipe_says(changes, accuracies, stages, learned):
     """learned is the number, from 1, of the last stage that has had its streak. The bar's total is
     never too small, and exact in the last stage."""
-    recipe = Recipe(**{"curriculum": [(2, 1), (4, 1)], "advance": 0.9, "last_steps": 2,
+    recipe = Recipe(**{"curriculum": [(2, 1), (4, 1)], "pass_share": 0.9, "last_steps": 2,
                        "max_steps": 100} | changes)
     progress = Progress()
     for step, (accuracy, stage) in enumerate(zip(accuracies, stages, strict=True)):
         assert not progress.finished and (progress.step, progress.stage) == (step, stage)
         expected = trainer.total_steps(recipe, progress)
         assert expected == len(stages) if stage == recipe.last_stage else expected >= len(stages)
-        progress.advance(recipe, accuracy)
+        progress.count_step(recipe, accuracy)
     assert progress.finished and progress.learned == learned
 
 
@@ -108,20 +113,117 @@ def test_each_parameter_is_in_one_optimizer_and_muon_has_inner_matrices_only(opt
 
 def test_what_the_user_types_wins_over_every_default():
     """On S6, whose rates and whose local block are not those of S5."""
-    default = new_config({"group": "S6"})
+    _, default = read_options(["--group", "S6"])
     assert default["options"]["conv_width"] == 9
-    names = ["commands", *default["options"], *asdict(Recipe())]
-    typed = {name: [number] * 5 for number, name in enumerate(names)}  # of no default
-    config = new_config({"group": "S6", **typed})
-    assert {name: {**config, **config["options"]}[name] for name in names} == typed
+    words = {"commands": "swap", "optimizer": "adamw", "curriculum": "6:3,12:4",
+             "stage_steps": "0,7"}
+    numbers = {"beta_max": 1.5, "pass_share": 0.5}
+    argv = ["--group", "S6"]
+    expected = {}
+    for number, name in enumerate(["commands", *default["options"], *asdict(Recipe())], 21):
+        option = f"--{name.replace('_', '-')}"
+        argv += [option] if name == "compile" else [option, str(words.get(name, numbers.get(
+            name, number)))]
+        expected[name] = words.get(name, numbers.get(name, number))
+    expected |= {"curriculum": [(6, 3), (12, 4)], "stage_steps": [0, 7], "compile": True}
+    _, config = read_options(argv)
+    assert {**config, **config["options"]}.items() >= expected.items()
 
     for name, fall in (("S3", 1), ("S5", 1), ("S7", 5 / 7)):
-        config = new_config({"group": name})
+        _, config = read_options(["--group", name])
         rates = [config["lr"], config["matrix_lr"]]
         assert rates == pytest.approx([4e-3 * fall, 0.02 * fall**0.5])
 
 
+def test_the_default_is_the_model_of_readme_and_what_is_typed_reaches_model_and_task():
+    """beta up to 2 is the thesis of the project. Swaps are seven tokens each."""
+    task, model = evaluation.make(read_options([])[1])
+    assert (model.blocks[1].beta_max, model.blocks[1].heads) == (2, 4)
+    assert sum(weight.numel() for weight in model.parameters()) == 73_688
+    assert (task.group.name, task.commands) == ("S5", "full")
+    assert len(LinRNN(11, conv_width=1).blocks) == 2  # without a local block
+
+    argv = "--group S4 --commands swap --beta-max 1 --layers 2 --householders 3 --conv-width 1"
+    task, model = evaluation.make(read_options(argv.split())[1])
+    assert task.test_batch(1, 8, 8, generator(0, "test")).inputs.shape == (1, 5 * 4 + 8 * 7 + 10)
+    assert [block.beta_max for block in model.blocks[::2]] == [1, 1]
+    assert model.blocks[0].householders == 3
+
+
+@pytest.mark.parametrize("name, told", [("S7", 0), ("D8", 1), ("S12", 1)])
+def test_above_seven_variables_the_defaults_are_said_to_be_a_guess(name, told, capsys):
+    read_options(["--group", name])
+    assert capsys.readouterr().out.count("up to seven variables") == told
+
+
+def test_a_recipe_holds_plain_numbers_and_lists_of_its_own():
+    """Whatever they were: numbers of numpy, lists from JSON."""
+    numbers = asdict(Recipe(stage_steps=[5, 0, 0, 0, 7]))
+    strange = {name: np.float32(value) if name == "weight_decay" else np.array(value)[()]
+               for name, value in numbers.items() if name not in ("curriculum", "stage_steps")}
+    strange |= {"weight_decay": np.float64(0.01), "curriculum": np.array(numbers["curriculum"]),
+                "stage_steps": np.array(numbers["stage_steps"])}
+    for again in (strange, json.loads(json.dumps(numbers))):
+        recipe = Recipe(**again)
+        assert asdict(recipe) == numbers
+        assert [*map(type, asdict(recipe).values())] == [*map(type, numbers.values())]
+        assert {type(part) for stage in recipe.curriculum for part in stage} == {int}
+        assert {*map(type, recipe.stage_steps)} == {int}
+
+    mine = [(2, 1)]
+    recipe = Recipe(curriculum=mine)
+    recipe.curriculum.append((4, 1))
+    Recipe().curriculum.append((4, 1))
+    assert mine == [(2, 1)] and len(Recipe().curriculum) == 5
+
+
+@pytest.mark.parametrize("changes", [
+    {"optimizer": "sgd"}, {"optimizer": None}, {"lr": math.nan}, {"lr": -1.0}, {"lr": "fast"},
+    {"matrix_lr": math.inf}, {"seed": -1}, {"seed": 1.5}, {"batch": 0}, {"batch": None},
+    {"last_steps": -3}, {"pass_batches": 0}, {"max_steps": 0}, {"pass_share": math.nan},
+    {"compile": 2}, {"stage_steps": [-5] * 5}, {"stage_steps": [1]}, {"curriculum": []},
+    {"curriculum": [(4, 0)]}, {"curriculum": [(2.5, 1)]}])
+def test_a_recipe_that_cannot_be_trained_is_refused_by_name(changes):
+    with pytest.raises(UserError, match=[*changes][0]):
+        Recipe(**changes)
+
+
 # --- A step ---------------------------------------------------------------------------------------
+
+def test_a_step_is_made_in_training_mode_and_a_loss_of_ones_own_may_tell_little(capsys):
+    """Without an accuracy no stage is passed; it ends where its steps do."""
+    modes = []
+
+    def loss_of(model, batch, recipe):
+        modes.append(model.training)
+        objective, _ = next_token_loss(model, batch, recipe)
+        return objective, {}
+
+    recipe = Recipe(curriculum=[(2, 1), (4, 2)], stage_steps=[2, 1], batch=2)
+    _, log = train(small_model().eval(), S3, recipe, loss_of=loss_of)
+    assert modes == [True] * 3 and log[-1]["reveal_accuracy"] is None
+    assert (log[-1]["stage"], log[-1]["learned"]) == (1, 0)
+    assert trainer.stages_learned(small_model(), S3, recipe, log[-1], loss_of) == 0
+
+
+def test_a_line_says_where_a_stage_was_left_and_none_if_quiet(capsys):
+    """Its (L,S), its last step, and the tokens so far: 54 in a trace of (2,1), 72 in one of (4,2).
+    The last stage is the closing table's to tell of."""
+    recipe = Recipe(curriculum=[(2, 1), (4, 2), (8, 4)], stage_steps=[2, 3, 1], batch=100)
+    train(small_model(), S3, recipe, quiet=True)
+    assert capsys.readouterr().out == ""
+    train(small_model(), S3, recipe)
+    assert capsys.readouterr().out.splitlines() == [
+        f"(2,1) is left after step 2 and {2 * 100 * 54 / 1e6:.2f} million tokens",
+        f"(4,2) is left after step 5 and {(2 * 54 + 3 * 72) * 100 / 1e6:.2f} million tokens"]
+
+
+def test_a_batch_without_a_reveal_is_refused(monkeypatch):
+    blind = Mock(wraps=S3, training_batch=lambda *_: S3.test_batch(*_)._replace(
+        reveals=np.zeros((2, 54), bool)))
+    with pytest.raises(UserError, match="without a reveal"):
+        train(small_model(), blind, Recipe(curriculum=[(2, 1)], batch=2), quiet=True)
+
 
 def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_seed(monkeypatch):
     """By hand. The loss is that of all tokens, and the weighted one of the reveals. Its gradient,
@@ -158,7 +260,7 @@ def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_se
 
 @pytest.mark.parametrize("changes, hooks, first", [
     ({"curriculum": [(4, 2)]}, {}, 3), ({"curriculum": [(2, 1), (2, 1), (4, 2)]}, {}, 6),
-    ({"advance": 2.0, "curriculum": [(4, 2)]}, {}, -1),
+    ({"pass_share": 2.0, "curriculum": [(4, 2)]}, {}, -1),
     ({}, {"averaged": lambda recipe, progress: progress.step >= 9}, 9)])
 def test_the_result_is_the_mean_of_the_last_stages_weights_once_a_stage_is_learned(
         changes, hooks, first):
@@ -231,12 +333,32 @@ def test_the_library_goes_on_with_what_is_there_and_overwrites_nothing(tmp_path,
     assert same(checkpoint_of(tmp_path), whole)
 
 
+@pytest.mark.parametrize("config", [
+    {"temperature": np.float64(1.0)}, {"where": Path("runs")}, {"task": {1, 2}, "call": print}])
+def test_what_could_be_written_but_not_be_read_is_refused_before_the_first_step(config, tmp_path):
+    """And nothing lies on the disk."""
+    with pytest.raises(UserError, match="not be read"):
+        train_small(folder=tmp_path / "run", config=config,
+                    loss_of=lambda *_: pytest.fail("a step was made"))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_recipe_from_numpy_or_json_goes_on_with_the_run(tmp_path):
+    """Its run can be read, too."""
+    recipe = {"curriculum": [[2, 1], [4, 2]], "batch": np.int64(2), "pass_share": np.float32(-1),
+              "last_steps": 3, "seed": np.int64(1)}
+    train_small(recipe, folder=tmp_path, max_tokens=100)
+    assert not checkpoint_of(tmp_path)["progress"]["finished"]
+    train_small(json.loads(json.dumps(asdict(Recipe(**recipe)))), folder=tmp_path, resume=True)
+    assert checkpoint_of(tmp_path)["progress"]["step"] == 6
+
+
 @pytest.mark.parametrize("accuracy, stage, streaks, expected", [
     (1.0, 1, 0, 2), (0.9, 1, 2, 1), (0.9, 1, 0, 0), (1.0, 0, 0, 0)])
 def test_whether_the_last_stage_is_learned_is_asked_of_the_result(accuracy, stage, streaks,
                                                                   expected):
     """Of a run that came to it; of the stages before it their streaks tell."""
-    recipe = Recipe(curriculum=[(2, 1), (4, 2)], advance=0.95)
+    recipe = Recipe(curriculum=[(2, 1), (4, 2)], pass_share=0.95)
     found = trainer.stages_learned(small_model(), S3, recipe, {"stage": stage, "learned": streaks},
                                    lambda *_: (None, {"reveal_accuracy": accuracy}))
     assert found == expected
@@ -252,24 +374,24 @@ def test_the_same_command_twice_makes_two_folders(tmp_path, monkeypatch, refused
     refused(main, [*SMALL, "--out", tmp_path], str(tmp_path), "--resume")
 
 
-def test_resume_compares_every_option_that_determines_a_run(small_run, refused, capsys):
-    """Each option but those of the closing table and of the device is refused, by name, where it
-    differs from the run's; an equal one is not."""
+def test_resume_takes_no_option_of_a_run_and_each_of_its_table(small_run, refused, capsys):
+    """An option that the run has is refused by name, even where it is equal."""
     config = checkpoint_of(small_run)["config"]
-    typed = {"model": "lstm", "group": "Z7", "commands": "swap", "optimizer": "adamw",
-             "curriculum": "6:3", "stage_steps": "3,4"}
+    typed = {"model": "linrnn", "group": "S3", "commands": "full", "optimizer": "muon",
+             "curriculum": "2:1,4:2", "stage_steps": "3,4"}
     for name in ["model", "group", "commands", "out", *config["options"], *asdict(Recipe())]:
-        words = [f"--{name.replace('_', '-')}", typed.get(name, "7")]
+        words = [f"--{name.replace('_', '-')}", typed.get(name, "1")]
         refused(main, ["--resume", small_run, *words[:1 if name == "compile" else 2]], name)
 
-    main([*SMALL, "--resume", str(small_run), *"--lengths 6:3 --traces 3".split()])
+    main(["--resume", str(small_run), *"--lengths 6:3 --traces 3 --device cpu".split()])
     assert "(6,3)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options, steps, missed", [
     ("--model transformer", 6, ""), ("--model lstm --commands swap", 6, ""),
     ("--optimizer adamw --beta-max 1", 6, ""), ("--householders 2 --stage-steps 4,5", 9, ""),
-    ("--advance 2 --max-steps 3", 3, "1 of 2"), ("--advance 2 --stage-steps 3,2", 5, "1 of 2")])
+    ("--pass-share 2 --max-steps 3", 3, "1 of 2"),
+    ("--pass-share 2 --stage-steps 3,2", 5, "1 of 2")])
 def test_one_loop_trains_every_model_and_its_folder_tells_what_came_out(options, steps, missed,
                                                                         tmp_path, capsys):
     """The first stage that is not learned is named. A finished run that is resumed prints its table
@@ -287,7 +409,7 @@ def test_one_loop_trains_every_model_and_its_folder_tells_what_came_out(options,
     assert result["steps"] == whole["progress"]["step"] == steps
 
     main(["--resume", str(folder)])
-    assert capsys.readouterr().out == first
+    assert capsys.readouterr().out == re.sub(r".* is left after .*\n", "", first)
     assert same(checkpoint_of(folder), whole) and results_of(folder) == result
 
 
@@ -307,8 +429,15 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path, small_run, r
     "train.py --model transformer --d-model 12", "train.py --beta-max 3",
     "train.py --model lstm --beta-max 1", "train.py --curriculum 10:4", "train.py --curriculum x",
     "train.py --stage-steps 5,5", "train.py --lengths 4:0", "train.py --device cuda",
-    "train.py --device sofa", "eval.py RUN --lengths 10:4", "eval.py RUN --plot x.txt",
-    "eval.py RUN --plot no/where.png", "data.py --length 5"])
+    "train.py --device sofa", "train.py --traces 0", "train.py --last-steps -3",
+    "train.py --batch 0", "train.py --seed -1", "train.py --lr nan", "train.py --heads 0",
+    "train.py --d-model 0", "train.py --stage-steps=-5", "train.py --matrix-lr inf",
+    "train.py --layers 0", "train.py --householders 0", "train.py --conv-width 0",
+    "train.py --beta-max nan", "train.py --pass-batches 0", "train.py --reveal-weight -1",
+    "train.py --max-steps 0.5", "train.py --weight-decay x", "train.py --resume RUN --seed 0",
+    "eval.py RUN --lengths 10:4", "eval.py RUN --plot x.txt", "eval.py RUN --traces 0",
+    "eval.py RUN --seed -1", "eval.py RUN --lengths 0:1", "eval.py RUN --plot no/where.png",
+    "data.py --length 5"])
 def test_what_a_user_can_get_wrong_is_refused_in_one_line(command, small_run, refused, tmp_path,
                                                           monkeypatch):
     """By exit code 2, before any work, and without a trace on the disk."""
@@ -316,6 +445,20 @@ def test_what_a_user_can_get_wrong_is_refused_in_one_line(command, small_run, re
     script, *words = shlex.split(command.replace("RUN", str(small_run)))
     refused({"train.py": main, "eval.py": evaluation.main, "data.py": data.main}[script], words)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in ROOT.glob("*.py")))
+def test_no_check_hangs_on_an_assert_or_on_a_docstring(file, capsys):
+    """`python -O` leaves the first out, and -OO both: the help is the same without them."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    assert not [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
+    if file in ("train.py", "eval.py"):
+        names = {"__name__": f"without_{file}"}
+        module = types.ModuleType(names["__name__"])
+        with patch.dict(sys.modules, {module.__name__: module}), pytest.raises(SystemExit) as stop:
+            exec(compile(source, file, "exec", optimize=2), vars(module))
+            module.main(["--help"])
+        assert stop.value.code == 0 and "--traces" in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_is_cut_or_foreign_is_refused_in_one_line(small_run, tmp_path, refused):
@@ -353,34 +496,6 @@ def test_three_variables_are_learned_with_beta_up_to_two_only(beta_max, least, m
         "--lengths 16:4 --traces 64 --device cpu").split()])
     row, = results_of(tmp_path / "run")["results"]
     assert least <= row["all"] <= most
-
-
-def test_two_processes_train_as_one(tmp_path, monkeypatch):
-    """Each takes its rows of the same batches; unequal shares are refused. In float64, since an
-    optimiser may turn a difference in rounding into another step. One writes and prints."""
-    driver = tmp_path / "double.py"
-    driver.write_text(f"import sys, torch\nsys.path.insert(0, {str(ROOT)!r})\nimport train\n"
-                      "torch.set_default_dtype(torch.float64)\ntrain.main()\n")
-    processes = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = []
-    for launcher in ([], processes):
-        out = tmp_path / f"run{len(found)}"
-        shown = subprocess.run(
-            [sys.executable, *launcher, str(driver), *SMALL, "--batch", "4", "--last-steps", "7",
-             "--out", str(out)], env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-            capture_output=True, text=True, check=True).stdout
-        assert shown.count("trained 10 steps") == 1 and shown.count("(4,2)") == 1
-        found.append(checkpoint_of(out))
-
-    one, two = found
-    assert one["model"]["embedding.weight"].dtype == torch.float64
-    torch.testing.assert_close(one["model"], two["model"], rtol=0, atol=1e-10)
-    for name in ("loss", "reveal_loss", "reveal_accuracy", "tokens", "gradient_norm"):
-        assert abs(one["log"][-1][name] - two["log"][-1][name]) < 1e-10, name
-
-    monkeypatch.setattr(trainer, "this_process", lambda: (0, 3))
-    with pytest.raises(UserError, match="cannot be shared by 3 processes"):
-        train_small({"batch": 16})
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inside torch

@@ -9,7 +9,7 @@ from data import Group, run_commands
 from experiments import adversary, make_arm, records, where
 from experiments.adversary import (AFTER, BEFORE, CELLS, RepetitionTask, cycle_map, effect,
                                    growth, hold_pair, without_forced)
-from experiments.beliefs import loss_of
+from experiments.beliefs import loss_of, width_of
 from models import LinRNN
 from train import Recipe, to_tensors
 
@@ -106,7 +106,7 @@ def test_a_cycle_is_one_affine_map_in_one_layer(pattern, period):
     """S <- A S + B again and again ends in the state of the model itself after as many periods, and
     log_odds is what the model says there."""
     task = task_of()
-    model = make_arm(LinRNN, task, task.conv_width).double()
+    model = make_arm(LinRNN, task, width_of(task.group.degree)).double()
     start, A, B, log_odds = cycle_map(model, task, pattern, np.random.default_rng(1))
 
     # The same traces, with four periods more.

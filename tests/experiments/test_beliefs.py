@@ -164,4 +164,4 @@ def test_a_run_is_trained_resumed_and_read_back_as_its_task(tmp_path, capsys, mo
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["results"] == made["results"] and made["results"][0]["kl"] > 0
     assert {"task": "coins", "uncertain": 0.5, "seed": 3}.items() <= made["config"].items()
-    refused(main, ["train", "--resume", tmp_path / "run", "--uncertain", "0.25"], "uncertain")
+    refused(main, ["train", "--resume", tmp_path / "run", "--uncertain", "0.5"], "uncertain")

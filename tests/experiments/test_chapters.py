@@ -115,18 +115,27 @@ def test_what_has_no_row_is_made_once_and_recorded(tmp_path, monkeypatch):
     `millions` ends with the step that reaches so many tokens."""
     monkeypatch.setattr(experiments, "RESULTS", tmp_path)
     monkeypatch.chdir(tmp_path)
-    planned = []
+    planned, drawn = [], []
 
     def plan(cell):
         planned.append(cell)
         task = ReplTask(Group("S3"))
         recipe = Recipe(curriculum=[(2, 1)], last_steps=1000, batch=2, seed=cell["seed"])
-        return task, lambda: LinRNN(len(task.vocab), 8, 2), recipe, [(4, 2), (2, 1)]
+
+        def make_model():
+            model = LinRNN(len(task.vocab), 8, 2)
+            drawn.append(model.embedding.weight.detach().clone())
+            return model
+        return task, make_model, recipe, [(4, 2), (2, 1)]
 
     cells = grid(millions=[0.001], seed=[3, 4])
     make("study", cells[:1], plan)
     make("study", cells, plan)
     assert planned == cells == [{"millions": 0.001, "seed": 3}, {"millions": 0.001, "seed": 4}]
+
+    for seed, weight in zip((3, 4), drawn, strict=True):  # a cell's seed decides its weights
+        torch.manual_seed(seed)
+        assert torch.equal(weight, LinRNN(16, 8, 2).embedding.weight)
 
     rows = records("study")
     assert [row["seed"] for row in rows] == [3, 4] and not rows[0]["finished"]
@@ -203,8 +212,13 @@ def test_the_first_page_shows_the_table_of_the_arms():
 MODEL = RESULTS / "models" / "linrnn-S5-seed0"
 REFUSED = [
     "arms --arm linrnn", "words train S27", "words train Q3", f"words eval {MODEL}",
-    "words train S5 --resume nowhere", "scale train S27", "scale train A5x",
-    "beliefs train --group S6", f"beliefs eval {MODEL}", "snap --lengths 64:8", "snap nowhere",
+    "words train S5 --resume nowhere", "words train S5 --householders 0", "words train --seed -1",
+    "words train --traces 0", "words train --resume nowhere", "scale train S27",
+    "scale train A5x", "scale train S8 --seed -1", "scale train S8 --traces 0",
+    "beliefs train --group S6", "beliefs train --uncertain 2", "beliefs train --uncertain -0.1",
+    "beliefs train --uncertain nan", "beliefs train --traces 0", "beliefs train --seed -1",
+    f"beliefs eval {MODEL} --traces 0", f"words eval {MODEL} --lengths 4:3",
+    "processes --group S5", f"beliefs eval {MODEL}", "snap --lengths 64:8", "snap nowhere",
     "unseen certify nowhere", "play nowhere", f"programs {MODEL} nowhere.py",
     "actions --arm linrnn", "bench --record yes", f"inside {MODEL} --movie",
     *(f"snap {MODEL} {option}" for option in (
