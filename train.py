@@ -263,7 +263,8 @@ def train(model, task, recipe, folder=None, *, resume=False, config=None, loss_o
     if folder:
         save(folder, config, progress, log, model, average, optimizers)
 
-    # What computes has the same weights as the model. dynamic: one graph serves all lengths.
+    # What computes has the same weights as the model. dynamic: one graph serves all lengths. (On a
+    # CPU torch still compiles the convolution for each length anew.)
     network = torch.compile(model, dynamic=True) if recipe.compile else model
     model.train()
 
