@@ -10,9 +10,10 @@ import torch
 from conftest import ROOT, SMALL
 
 import train
-from data import Group, ReplTask, UserError
+from data import Group, ReplTask, UserError, generator
 from experiments import processes
 from experiments.scale import ManyVariables
+from models import LinRNN
 from train import Recipe
 
 # What each process does: a whole run; one that is cut in its seventh step; the rest of that one.
@@ -78,6 +79,22 @@ def test_two_processes_make_the_ten_steps_of_one_and_go_on_where_they_were_cut(t
         for metric in ("loss", "reveal_loss", "reveal_accuracy", "tokens", "gradient_norm"):
             assert abs(one["log"][-1][metric] - two["log"][-1][metric]) < 1e-10, metric
         assert json.loads((tmp_path / name / "results.json").read_text())["steps"] == 10
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_each_process_reads_its_rows_alone(monkeypatch, rank):
+    """The third of three reads the rows 2 and 5 of six. If each read all, the steps would be right,
+    and nothing would be gained."""
+    monkeypatch.setattr(processes.others, "get_rank", lambda: rank)
+    monkeypatch.setattr(processes.others, "get_world_size", lambda: 3)
+    monkeypatch.setattr(processes.others, "all_reduce", lambda numbers: numbers.mul_(3))
+    task = ReplTask(Group("S3"))
+    drawn = task.training_batch(6, 2, 1, generator(0, "train"))
+    model = LinRNN(len(task.vocab), 8, 2)
+    read = []
+    model.register_forward_pre_hook(lambda module, inputs: read.append(*inputs))
+    processes.loss_of_rows(model, train.to_tensors(drawn, "cpu"), Recipe())
+    assert (read[0].numpy() == drawn.inputs[[rank, rank + 3]]).all()
 
 
 @pytest.mark.parametrize("task, length, shared_by, refused", [
