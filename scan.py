@@ -544,8 +544,10 @@ scan_operator.register_autograd(operator_gradient, setup_context=keep_for_backwa
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Watch the swap machine execute two commands, and "
-                                     "the chunks compute what the loop does.")
+    # Without a usage a wrong argument is refused in one line.
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS, description="Watch the swap machine execute two commands, and the "
+        "chunks compute what the loop does.")
     parser.add_argument("--variables", type=int, default=3, choices=range(2, 10), metavar="2-9")
     show_swap_machine(parser.parse_args(argv).variables)
     show_loop_and_chunks()
