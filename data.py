@@ -506,7 +506,7 @@ def run(command):
         sys.exit(130)
     except BrokenPipeError:  # as in `python data.py | head -1`
         os._exit(1)  # at once: Python's own end would flush, and fail, again
-    except (UserError, OSError) as error:
+    except (UserError, OSError, NotImplementedError) as error:  # the last: of an exercise
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
 

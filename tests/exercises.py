@@ -9,7 +9,6 @@ file, into a fresh copy of the project, and runs the tests that the table names.
 own exercise only, in a file that Python can parse. Points are feedback: solutions are public.
 """
 
-import argparse
 import ast
 import json
 import shutil
@@ -22,9 +21,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from data import Parser, UserError, run  # no exercise stands in data.py
+
+# one_page and the mutants have solutions. The two tests are of the project, not of a copy.
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".ci", "runs", "__pycache__", ".pytest_cache", "TEACHING.md", "mutants.py",
-    "test_readme.py", "test_exercises.py")
+    ".git", ".ci", ".venv", "venv", "runs", "__pycache__", ".pytest_cache", "mutants.py",
+    "one_page.py", "test_one_page.py", "test_readme.py", "test_exercises.py")
 
 
 # --- 1. The exercises -----------------------------------------------------------------------------
@@ -37,7 +41,12 @@ class Exercise(NamedTuple):
     words: str  # and which of them, as for pytest -k
     asked: str
     hidden: str = ""  # how a comment begins that gives the solution away
-    until_then: str = "raise NotImplementedError"  # what stands in the body at first
+    until_then: str = ""  # what stands in the body at first, if not NOT_DONE
+
+
+NOT_DONE = """\
+raise NotImplementedError("exercise {0} is not done yet: "
+                          "python tests/exercises.py grade . --only {0}")"""
 
 
 COURSE = "tests/experiments/test_course.py"
@@ -52,10 +61,9 @@ EXERCISES = {
                 "delta_product or inverse_of_a_chunk or what_is_sequential",
                 "(5) and (6) for all chunks at once, a loop for (7) and (8), then (9). Solve the "
                 "triangle with unit vectors: its inverse is among the results."),
-    4: Exercise("scan.py", "swap_machine_keys", 2, "tests/test_scan.py", "swap_machine_tracks",
-                "Find one exchange for each name of a command, which depends on that name and its "
-                "place only. The left-hand names put all values into the spare slots.",
-                hidden="# A permutation is a product of exchanges"),
+    4: Exercise(COURSE, "keys_of_sources_first", 2, COURSE, "sources_first",
+                "Find one exchange for each name, as the swap machine of scan.py has. To turn its "
+                "order round does not do: which permutation would that be?"),
     5: Exercise("scan.py", "chunked_backward", 4, "tests/test_scan.py",
                 "backward_by_hand or finite_differences",
                 "Derive (13) to (16) from (5), (8) and (9) by hand. Write (10) to (16), from the "
@@ -76,7 +84,7 @@ EXERCISES = {
                 "tests/experiments/test_inside.py", "linear_image or nearest_permutation",
                 "read() gives P, nearest() a permutation, and (1) its image: mind both means, and "
                 "compute in the type of the states."),
-    10: Exercise(COURSE, "nearest_to_an_exchange", 2, COURSE, "no_product_of_steps",
+    10: Exercise(COURSE, "nearest_product", 2, COURSE, "no_product_of_steps",
                  "Search by gradient descent, from many random starts at once. Then prove what you "
                  "see: which sign has the determinant of a step, and which that of an exchange?",
                  hidden="# Why. A step has the determinant"),
@@ -86,8 +94,11 @@ EXERCISES = {
                  "the argument `models`, and must fail it by an assert."),
 }
 
-# What would give an exercise away, elsewhere: blank in the students' copy, too.
-GIVEN_AWAY = {3: EXERCISES[3]._replace(file="experiments/bench.py", function="textbook", hidden="")}
+# A function that would give an exercise away stands on the student's own in the copy.
+GIVEN_AWAY = {
+    3: Exercise("experiments/bench.py", "textbook", 0, "tests/experiments/test_bench.py",
+                "each_form", "Here it would give the exercise away: so it is the form `autograd`.",
+                until_then="return by_autograd(q, k, v, beta)")}
 
 
 # --- 2. The students' copy ------------------------------------------------------------------------
@@ -95,22 +106,43 @@ GIVEN_AWAY = {3: EXERCISES[3]._replace(file="experiments/bench.py", function="te
 README = """\
 # Exercises
 
-What is asked stands in each function. Do 1 before 7, and 3 before 4, 5 and 8: their tests need it.
-`python tests/exercises.py grade . --only 2` grades what you have.
+This is the project below, in which the functions of eleven exercises are blank. What is asked
+stands in each of them. The calendar, and the written questions, stand in `experiments/TEACHING.md`.
+
+{exercises}
+Do 1 before 7, and 3 before 5 and 8: their tests need it. `python tests/exercises.py grade . --only
+2` tells which test fails, and `python -m pytest -q tests` is green once all is done.
+
+The linear RNN cannot run before 3 and 8 are done: a command then says which exercise is missing.
+`--model transformer` and `--model lstm` run from the first day on. Until 6 is done tables say nan.
+
 
 """
 
 
 def make(out):
-    """Write the project without the solutions, and a README that lists the exercises."""
+    """Write the project without the solutions; a list of the exercises stands above its README.
+
+    Raises: UserError if there is something of that name.
+    """
+    if out.exists():
+        raise UserError(f"{out} is there already: name a new folder for the students' copy")
     shutil.copytree(ROOT, out, ignore=LEFT_OUT)
-    readme = README
-    for number, exercise in EXERCISES.items():
-        readme += f"{number}. `{exercise.function}` in `{exercise.file}`\n"
     for number, exercise in [*EXERCISES.items(), *GIVEN_AWAY.items()]:
         path = out / exercise.file
         path.write_text(blank(path.read_text(encoding="utf-8"), number, exercise), encoding="utf-8")
-    (out / "README.md").write_text(readme, encoding="utf-8")
+
+    # The project's own page without the chapter that is left out, and the calendar without what is
+    # for teachers alone.
+    page = (ROOT / "README.md").read_text(encoding="utf-8").splitlines(keepends=True)
+    page = "".join(line for line in page if "one_page" not in line)
+    exercises = "".join(f"{number}. `{exercise.function}` in `{exercise.file}`\n"
+                        for number, exercise in EXERCISES.items())
+    (out / "README.md").write_text(README.format(exercises=exercises) + page, encoding="utf-8")
+
+    calendar = out / "experiments" / "TEACHING.md"
+    for_students, _, _ = calendar.read_text(encoding="utf-8").partition("## Grading")
+    calendar.write_text(for_students, encoding="utf-8")
 
 
 def blank(source, number, exercise):
@@ -118,7 +150,8 @@ def blank(source, number, exercise):
     asked = textwrap.fill(f"Exercise {number} ({exercise.points} points). {exercise.asked}", 90,
                           initial_indent="# ", subsequent_indent="# ")
     indent = " " * (8 if "." in exercise.function else 4)
-    body = textwrap.indent(f"{asked}\n{exercise.until_then}", indent)
+    until_then = exercise.until_then or NOT_DONE.format(number)
+    body = textwrap.indent(f"{asked}\n{until_then}", indent)
 
     lines = source.splitlines()
     _, documented, last = place_of(source, exercise.function)
@@ -192,7 +225,7 @@ def failure(file, source, tests, words):
 # --- 4. The command line --------------------------------------------------------------------------
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(__doc__)
     parser.add_argument("what", choices=["make", "grade", "mutants"])
     parser.add_argument("folder", type=Path, nargs="?", default=".")
     parser.add_argument("--only", default="", help="grade: numbers, as 3,4; mutants: a word")
@@ -202,14 +235,32 @@ def main(argv=None):
     if args.what == "make":
         make(args.folder)
     elif args.what == "grade":
-        numbers = [int(part) for part in args.only.split(",")] if args.only else EXERCISES
+        # Refuse, before the work, what cannot be read or written.
+        numbers = numbers_of(args.only) if args.only else EXERCISES
+        if not args.folder.is_dir():
+            raise UserError(f"{args.folder} is no folder")
+        if args.json:
+            open(args.json, "a").close()
+
         points = grade(args.folder, numbers)
         if args.json:
             args.json.write_text(json.dumps(points))
     else:
-        from mutants import survivors  # not in the students' copy
+        if not (ROOT / "tests" / "mutants.py").exists():
+            raise UserError("the mutants are not in the students' copy: they have solutions")
+        from mutants import survivors
         sys.exit(1 if survivors(args.only) else 0)
 
 
+def numbers_of(text):
+    """'3,4' -> [3, 4].  Raises: UserError unless all of them are exercises."""
+    numbers = []
+    for part in text.split(","):
+        if part not in map(str, EXERCISES):
+            raise UserError(f"there is no exercise {part!r}, but 1 to {len(EXERCISES)}: --only 3,4")
+        numbers.append(int(part))
+    return numbers
+
+
 if __name__ == "__main__":
-    main()
+    run(main)

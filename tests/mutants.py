@@ -9,7 +9,7 @@ lecture: show a row, and ask which law it breaks, and how small a case would sho
 import sys
 from pathlib import Path
 
-from exercises import ROOT, failure
+from exercises import ROOT, UserError, failure
 
 TABLE = {
     "data.py": [
@@ -77,7 +77,13 @@ def tests_of(file):
 
 
 def survivors(word):
-    """Try each mutant whose row has this word. Returns: how many are not noticed by their test."""
+    """Try each mutant whose row has this word. Returns: how many are not noticed by their test.
+
+    Raises: UserError if no row has it.
+    """
+    if not any(word in f"{file} {row}" for file, rows in TABLE.items() for row in rows):
+        raise UserError(f"no row of the table has {word!r}")
+
     alive = 0
     for file, rows in TABLE.items():
         rows = [row for row in rows if word in f"{file} {row}"]

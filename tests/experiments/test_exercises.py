@@ -31,8 +31,47 @@ def test_in_the_students_copy_each_function_is_blank_and_says_what_is_asked(stud
         _, documented, last = exercises.place_of(source, exercise.function)
         body = "\n".join(source.splitlines()[documented:last])
         assert body.lstrip().startswith(f"# Exercise {number} ({exercise.points} points). ")
-        assert body.endswith(exercise.until_then.splitlines()[-1])
+        last_line = exercise.until_then.splitlines()[-1:] or [f'grade . --only {number}")']
+        assert body.endswith(*last_line)
         assert not exercise.hidden or exercise.hidden not in source
+
+
+def test_a_command_that_meets_a_blank_function_names_its_exercise_in_one_line(students, refused):
+    """In the students' copy it ends as with any other thing that cannot be done."""
+    names = {}
+    exec((students / "experiments" / "groups.py").read_text(), names)
+    refused(lambda argv: names["compose"](None, 0, 0), [], "exercise 1 is not done yet",
+            "python tests/exercises.py grade . --only 1")
+
+
+def test_the_students_copy_has_the_whole_page_below_the_exercises_and_the_calendar(students):
+    """Without the chapter that is left out. What is for teachers alone stays with them."""
+    page = (students / "README.md").read_text()
+    ours = (ROOT / "README.md").read_text()
+    begin = page.index(ours[:40])
+    assert set(ours.splitlines()) - set(page[begin:].splitlines()) == {
+        line for line in ours.splitlines() if "one_page" in line}
+    for number, exercise in EXERCISES.items():
+        assert f"{number}. `{exercise.function}` in `{exercise.file}`\n" in page[:begin]
+        assert (students / exercise.file).exists()
+
+    calendar = (students / "experiments" / "TEACHING.md").read_text()
+    assert "| day |" in calendar and "written answers" not in calendar
+    for path in re.findall(r"`([\w/.-]+\.(?:py|md|ipynb))`", page + calendar):
+        assert (students / path).exists() or (students / "experiments" / path).exists(), path
+
+
+@pytest.mark.parametrize("command, words", [
+    ("grade --only 99", "no exercise '99'"), ("grade --only 1,", "no exercise ''"),
+    ("grade nowhere", "nowhere is no folder"), ("grade --json nowhere/points", "nowhere/points"),
+    ("make .", "is there already"), ("mutants --only nothing", "no row"), ("test", "invalid choice"),
+])
+def test_what_cannot_be_done_is_refused_before_any_work(
+        command, words, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(exercises, "failure", None)
+    refused(exercises.main, command.split(), words)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_function_has_its_points_whatever_the_rest_of_its_file_does(students, tmp_path):
