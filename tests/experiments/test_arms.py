@@ -127,3 +127,18 @@ def test_each_arm_has_the_best_of_its_rates_and_the_best_lies_inside():
         found = [arms.mean_accuracy(row) for row in rows]
         best = found.index(max(found))
         assert rows[best]["factor"] == factor and 0 < best < len(rows) - 1
+
+
+def test_the_first_reveal_has_none_before_it_and_in_the_picture_as_many_seeds_have_it_as_it_says():
+    """Of the traces with a reveal after every S commands it is the first one, S commands in."""
+    row = {"results": [{"length": 16, "spacing": 2, "by_position": [0.5, 0.25]},
+                       {"length": 32, "spacing": 4, "by_position": [0.125, 1.0]}]}
+    assert [arms.first_reveal(row, S) for S in (2, 4)] == [50, 12.5]
+    assert arms.first_after(4)([row]) == "12"
+
+    others = [row for row in records("arms", millions=15)
+              if row["arm"] not in ("linrnn", "gated")]
+    right = [arms.first_reveal(row, 16) for row in records("arms", arm="linrnn", millions=15)]
+    assert f"({sum(share > 99.5 for share in right)} of {len(right)} seeds" in \
+        arms.picture().get_suptitle()
+    assert max(arms.first_reveal(row, 16) for row in others) < 20 + 4 * (0.2 * 0.8 / 768)**0.5 * 100
