@@ -16,10 +16,12 @@ likely. The prompts and the questions are always given.
     own        it reads its own commands and its own states
     forced     it reads the true commands and its own states
 
-Finding. No arm copies a listing that is longer than those of training: its own commands fail first.
-The hybrid, one layer of the delta rule and one of attention, copies as well as the Transformer, and
-tracks as well as the linear RNN, or better. The Transformer loses the state soon after the length
-of training.
+Finding. No arm copies a listing of 32 commands, twice the longest of training. What fails first is
+the copy: after 32 true commands the linear RNN and the hybrid still have 89 to 100% of the states.
+The hybrid, one layer of the delta rule and one of attention, copies as well as the Transformer, or
+better, and tracks as well as the linear RNN, or better. The Transformer has 28 to 72% of the states
+at 32 commands, and guesses at 128; one of its three seeds has not learned to track S5 at all. The
+LSTM copies hardly a command. It tracks S3 to 128 commands, and has not learned S5.
 
     python -m experiments.actions           # the tables
     python -m experiments.actions --run     # first makes what has no record; 70 minutes for all

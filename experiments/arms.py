@@ -258,9 +258,10 @@ def make_missing():
 def show():
     show_first()
     show_arms()
-    table("The grid of the rates: both of an arm, as RATES has them, times one factor. One run of 5 "
-          "million\ntokens each: reveals right in %, the mean of all tests, on other traces than those "
-          "of the tables.\nNot tried: AdamW or a longer warm-up for attention, and Muon for the LSTM",
+    table("The grid of the rates: both of an arm, as RATES has them, times one factor. One run of\n"
+          "5 million tokens each: reveals right in %, the mean of all tests, on other traces than\n"
+          "those of the tables. Not tried: AdamW or a longer warm-up for attention, and Muon for\n"
+          "the LSTM",
           in_order(records("arms_rates")), ["arm"],
           {str(factor): mean_at(factor) for factor in (0.25, 0.5, 1, 2, 4, 8, 16)})
 
@@ -278,9 +279,9 @@ def show_first():
     """The contrast that no reveal blurs: the first one of a trace."""
     rows = in_order(records("arms"))
     firsts = {f"after {S}": first_after(S) for S in (2, 4, 8, 16)}
-    table("After 15 million tokens: the first reveal of a trace, after 2 to 16 commands with none "
-          "before,\nand all reveals of (128,16), right in %, least to greatest of the seeds (a guess "
-          "has 20)", where(rows, millions=15), ["arm"],
+    table("After 15 million tokens: the first reveal of a trace, after 2 to 16 commands with none\n"
+          "before it, and all reveals of (128,16), right in %, least to greatest of the seeds (a\n"
+          "guess has 20)", where(rows, millions=15), ["arm"],
           {"seeds": lambda rows: str(len(rows)), "weights": weights_of, "state": state_of, **firsts,
            "(128,16)": percent(128)})
     table("The same after 45 million tokens, one seed", where(rows, millions=45), ["arm"],

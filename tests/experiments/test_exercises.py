@@ -64,8 +64,8 @@ def test_the_students_copy_has_the_whole_page_below_the_exercises_and_the_calend
 @pytest.mark.parametrize("command, words", [
     ("grade --only 99", "no exercise '99'"), ("grade --only 1,", "no exercise ''"),
     ("grade nowhere", "nowhere is no folder"), ("grade --json nowhere/points", "nowhere/points"),
-    ("make .", "is there already"), ("mutants --only nothing", "no row"), ("test", "invalid choice"),
-])
+    ("make .", "is there already"), ("mutants --only nothing", "no row"),
+    ("test", "invalid choice")])
 def test_what_cannot_be_done_is_refused_before_any_work(
         command, words, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
