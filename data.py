@@ -497,7 +497,8 @@ def at_least(least, kind=int):
 def run(command):
     """What `python FILE.py` does: command(), which Ctrl-C and a closed pipe end in silence.
 
-    Bad input ends it with one line and exit code 2. Any other exception is a bug, and shows itself.
+    Bad input ends it with one line and exit code 2, and so does an exercise that is not done. Any
+    other exception is a bug, and shows itself.
     """
     try:
         command()
@@ -506,7 +507,7 @@ def run(command):
         sys.exit(130)
     except BrokenPipeError:  # as in `python data.py | head -1`
         os._exit(1)  # at once: Python's own end would flush, and fail, again
-    except (UserError, OSError, NotImplementedError) as error:  # the last: of an exercise
+    except (UserError, OSError, NotImplementedError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
 

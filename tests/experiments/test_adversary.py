@@ -1,4 +1,4 @@
-"""Repetitions are real programs; what counts in training; the map of a cycle; the study."""
+"""Repetitions are real programs; what counts in training; the head by hand; the study."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import torch
 from test_beliefs import check_traces
 
 from data import Group, run_commands
-from experiments import adversary, make_arm, records, where
-from experiments.adversary import (AFTER, BEFORE, CELLS, RepetitionTask, cycle_map, effect,
-                                   growth, hold_pair, without_forced)
-from experiments.beliefs import loss_of, width_of
+from experiments import adversary, records, where
+from experiments.adversary import (AFTER, BEFORE, CELLS, RepetitionTask, hold_pair,
+                                   without_forced)
+from experiments.beliefs import loss_of
 from models import LinRNN
 from train import Recipe, to_tensors
 
@@ -99,46 +99,6 @@ def test_forced_reveals_do_not_count_in_the_loss():
     objective, metrics = loss_of(model, to_tensors(without_forced(traces, 4), "cpu"), Recipe())
     assert abs(metrics["reveal_loss"] - counted.item()) < 1e-10
     assert (objective - losses[:, kept].sum() / losses.numel() - counted).abs() < 1e-10
-
-
-@pytest.mark.parametrize("pattern, period", [("first", 1), ("second", 1), ("turn", 2)])
-def test_a_cycle_is_one_affine_map_in_one_layer(pattern, period):
-    """S <- A S + B again and again ends in the state of the model itself after as many periods, and
-    log_odds is what the model says there."""
-    task = task_of()
-    model = make_arm(LinRNN, task, width_of(task.group.degree)).double()
-    start, A, B, log_odds = cycle_map(model, task, pattern, np.random.default_rng(1))
-
-    # The same traces, with four periods more.
-    program = task.repetition(16, pattern, "forced", 3 * period, 0, np.random.default_rng(1))
-    program.executed[:, BEFORE:] = False
-    longer = program._replace(**{
-        name: np.concatenate([part] + [part[:, -period:]] * 4, 1)
-        for name, part in program._asdict().items() if name != "spacing"})
-    drawn = task.batch_of(longer)
-    last = drawn.reveals[0].nonzero()[0][-1]
-    logits, states = model.stream(torch.from_numpy(drawn.inputs[:, :last + 1]))
-
-    S = start
-    for _ in range(1 + 4):
-        S = A @ S + B
-    assert (S - states[1]).abs().max() < 1e-10
-
-    values = logits[:, -1, task.value_tokens]
-    pair = torch.from_numpy(drawn.best[:, -1]) == 0.5
-    low, high = values[pair].view(-1, 2).T
-    assert ((low - high).abs() - log_odds(S).abs()).abs().max() < 1e-10
-
-
-def test_growth_is_what_the_cycles_before_the_last_have_left():
-    """0 where a cycle erases what was written, 63 where all adds up; its effect is 0 where the
-    answer does not read it."""
-    eye = torch.eye(3, dtype=torch.float64)[None, None]
-    assert growth(0 * eye, eye) == 0
-    assert abs(growth(eye, 2 * eye) - 63) < 1e-10
-    assert abs(growth(eye / 2, eye) - 1) < 1e-10
-    assert abs(effect(eye, eye, eye, lambda S: 2 * S[:, 0, 0, 0]) - 126) < 1e-10
-    assert effect(eye, eye, eye, lambda S: S[:, 0, 0, 1]) == 0
 
 
 def test_a_hand_built_head_keeps_the_belief_about_a_pair_for_500_cycles():
