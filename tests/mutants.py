@@ -46,6 +46,9 @@ TABLE = {
         ("average.module if average.n_averaged else model", "model", "mean_of_the_last_stage"),
         ("            optimizer.zero_grad()", "            pass", "clipped_gradient"),
         ('average.load_state_dict(checkpoint["average"])', "pass", "cut_and_resumed")],
+    "experiments/arms.py": [
+        ('return 100 * test["by_position"][0]', 'return 100 * test["by_position"][-1]',
+         "first_reveal")],
     "experiments/words.py": [
         ("points_moved(others) < points_moved(words)", "points_moved(others) > points_moved(words)",
          "easy_words"),
