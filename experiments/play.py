@@ -1,11 +1,12 @@
 """Does it track what I type?  A session with a trained model, beside Python itself.
 
     python -m experiments.play          with a stored model of S5
-    python -m experiments.play DIR      with a run of traces, of train.py or of scale.py
+    python -m experiments.play DIR      with a run of train.py, scale.py or assign.py
 
 You type the lines of a trace, commands and prints. The model answers each print, and Python's value
 stands beside its answer. Whatever the model said, it reads on with Python's value, as in training.
-Only commands of its own task are executed. The end of the input ends the session.
+A line is executed only if its task can write it: `a, b = b, a` is read as the full command that it
+is, and `a = b` needs a model of `assign`. The end of the input ends the session.
 
 Finding. After 64 random commands without a print the stored model has every value right, from 256
 states of 256; after 256 commands it has so from 248 of them (unseen.py). Each print helps it, for
@@ -15,15 +16,16 @@ Source: the session is that of Siems et al. 2026 (arXiv 2602.14814), section 3.
 Next: programs.py, the commands of a real program.
 """
 
+import ast
 import io
 import sys
 
 import numpy as np
 import torch
 
-from data import Parser, draw_commands, run
-from eval import load
-from experiments import RESULTS
+from data import Parser, UserError, draw_commands, run
+from eval import load, read_checkpoint
+from experiments import RESULTS, assign
 
 
 def play(model, task):
@@ -62,15 +64,18 @@ def play(model, task):
             # Whatever it said, it reads on with the truth.
             _, state = read(model, task, f"{variables[name]}\n", state)
 
-        elif is_command(task, line):
-            _, state = read(model, task, f">>> {line}\n", state)
-            exec(line, {}, variables)
-            count += 1
+            continue
 
-        else:
-            some = draw_commands(task.group, task.commands, (1,), np.random.default_rng())
-            example = task.decode(task.command_tokens(some[0])[1:-1])
-            print(f"type a command such as {example}, or print('a', a)")
+        try:
+            written = line_of(task, *assignment(line), variables)
+        except UserError as error:
+            print(f"{error}; type a command such as {example_of(task)}, or print('a', a)")
+            continue
+        if written != line:
+            print(f"    {written}")
+        _, state = read(model, task, f">>> {written}\n", state)
+        exec(written, {}, variables)
+        count += 1
 
 
 @torch.no_grad()
@@ -80,20 +85,59 @@ def read(model, task, text, state=None):
     return logits[0, -1].softmax(-1), state
 
 
-def is_command(task, line):
-    """Whether this is a command of the task. S26 has too many for a list, so it is parsed."""
+def line_of(task, targets, sources, values):
+    """The line that does what was typed, as the task writes it: a full command, or a swap.
+
+    values: of the variables, {name: value}.
+    Raises: UserError, with the reason, if the model has never read such lines.
+    """
+    if isinstance(task, (assign.NumberTask, assign.ShuffleTask)):
+        return task.line_of(targets, sources, values)
+
     # Each variable takes the value of what stands at its place on the right, or keeps its own.
-    left, _, right = line.partition(" = ")
-    sources = dict(zip(left.split(", "), right.split(", ")))
-    command = [task.names.find(sources.get(name, name)) for name in task.names]
+    taken = dict(zip(targets, sources))
+    command = [task.names.find(taken.get(name, name)) for name in task.names]
 
-    if sorted(command) != list(range(task.group.degree)):
-        return False
+    if -1 in command or not {*targets} <= {*task.names} or len(taken) < len(targets):
+        raise UserError(f"this model has read nothing but {task.names[0]} to {task.names[-1]} "
+                        "change places")
+    if len({*command}) < len(command):
+        raise UserError("this line copies a value. No layer with reflections alone can copy and "
+                        "exchange: see python -m experiments.assign")
     if task.group.letter != "S" and command not in task.group.elements.tolist():
-        return False
+        raise UserError(f"this line is no element of {task.group.name}")
+    moved = sum(place != source for place, source in enumerate(command))
+    if task.commands == "swap" and moved != 2:
+        raise UserError("this model has read exchanges of two variables only")
+    return task.decode(task.command_tokens(np.array(command))[1:-1])
 
-    # Is it what the task itself would write? No other line is ever executed.
-    return task.decode(task.command_tokens(np.array(command))) == f">>> {line}\n"
+
+def example_of(task):
+    """A line that a model of this task follows."""
+    if isinstance(task, assign.NumberTask):
+        return "a = b + 3"
+    if isinstance(task, assign.ShuffleTask):
+        return "a, b = b, 4"
+    some = draw_commands(task.group, task.commands, (1,), np.random.default_rng())
+    return task.decode(task.command_tokens(some[0])[1:-1])
+
+
+def assignment(line):
+    """The left-hand and the right-hand sides of an assignment, as Python writes them.
+
+    Raises: UserError for anything else. Nothing of what is typed is executed here.
+    """
+    try:
+        statement, = ast.parse(line).body
+        target, = statement.targets
+        sides = [side.elts if isinstance(side, ast.Tuple) else [side]
+                 for side in (target, statement.value)]
+        targets, sources = [[*map(ast.unparse, side)] for side in sides]
+    except (SyntaxError, ValueError, AttributeError, RecursionError, MemoryError):
+        raise UserError("this is no assignment") from None
+    if len(targets) != len(sources):
+        raise UserError("both sides must have as many names")
+    return targets, sources
 
 
 def main(argv=None):
@@ -102,7 +146,8 @@ def main(argv=None):
                         help="a run folder of traces (a stored model of S5)")
     args = parser.parse_args(argv)
 
-    task, model = load(args.run)
+    of_assign = read_checkpoint(args.run)["config"].get("task") in assign.TASKS
+    task, model = (assign.load if of_assign else load)(args.run)
     play(model, task)
 
 

@@ -26,7 +26,8 @@ SPINE = {"data", "scan", "models", "eval", "train"}
 PACKAGES = {"torch", "numpy", "tqdm", "matplotlib"}
 SHARED = {"groups", "plots"}
 CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("[a-z]*.py")}
-ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap")}
+ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"),
+          ("assign", "programs"), ("play", "assign")}
 WITH_A_TABLE = sorted(set(CHAPTERS) - SHARED - {"play", "one_page"})
 
 
@@ -45,7 +46,7 @@ def imports_of(path):
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_chapters_stand_side_by_side_on_the_spine(name):
-    """Three arrows run from a chapter to another. groups reads data alone, plots none of ours."""
+    """Five arrows run from a chapter to another. groups reads data alone, plots none of ours."""
     allowed = SPINE | PACKAGES | sys.stdlib_module_names
     allowed = {"groups": {"data", "numpy"}, "plots": PACKAGES}.get(name, allowed)
     for module in imports_of(CHAPTERS[name]):
@@ -226,7 +227,9 @@ REFUSED = [
         "--lengths 5:2", "--lengths 8", "--lengths 8:0")),
     *(f"unseen certify {MODEL} {option}" for option in (
         "--states 0", "--states 2.5", "--depth 0", "--depth -1", "--seed -1")),
-    f"words eval {MODEL} --lengths 8:-1"]
+    f"words eval {MODEL} --lengths 8:-1", "assign train --seed -1", "assign train --traces 0",
+    "assign train --task floats", "assign train --resume nowhere", "assign eval nowhere",
+    f"assign eval {MODEL}", f"assign eval {MODEL} --traces 0", f"assign eval {MODEL} --lengths 4:3"]
 
 
 @pytest.mark.parametrize("command", REFUSED)

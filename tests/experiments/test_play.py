@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import session
 
-from data import Group, ReplTask, generator
+from data import Group, ReplTask, UserError, generator
 from experiments import play
-from experiments.play import is_command
+from experiments.play import assignment, line_of
 
 
 class Wrong:
@@ -53,7 +53,7 @@ def test_after_a_wrong_answer_the_model_reads_on_with_pythons_value(monkeypatch,
 
 @pytest.mark.parametrize("line", [
     "a = 5", "a, b = b, a", "a, b, c = b, b, a", "a, b, c = b, c, a; a = 5", "print(a)", "quit()",
-    "a, b, c = c, b, a ", "print('a', b)", "", "a,b,c = b,c,a", "b, a, c = a, b, c"])
+    "a, b, c = c, b, a ", "print('a', b)", "", "b, a, c = a, b, c", "a = quit()"])
 def test_no_line_is_executed_that_is_none_of_the_task(monkeypatch, capsys, line):
     read = type_in(monkeypatch, ReplTask(Group("Z3")), [line, "print('a', a)"])
     assert read == session([*FIRST, "print('a', a)"])
@@ -86,12 +86,33 @@ def test_every_line_of_a_trace_is_a_command(name, commands):
     batch = task.test_batch(3, 8, 8, generator(0, "valid"))
     for row in batch.inputs:
         lines = task.decode(row).splitlines()[task.group.degree:-2]
-        assert len(lines) == 8 and all(is_command(task, line[4:]) for line in lines)
+        assert len(lines) == 8 and all(taken(task, line[4:]) == line[4:] for line in lines)
 
 
-@pytest.mark.parametrize("name, commands, line", [
-    ("A3", "full", "a, b, c = b, a, c"), ("S3", "swap", "a, b, c = b, c, a"),
-    ("S3", "swap", "a, b = a, b"), ("S3", "swap", "b, a = a, b"), ("S3", "full", "a, b = b, a"),
-    ("S3", "full", "a, b, c = b, b, a")])
-def test_a_command_of_another_task_is_none(name, commands, line):
-    assert not is_command(ReplTask(Group(name), commands), line)
+@pytest.mark.parametrize("name, commands, line, written", [
+    ("S3", "full", "a, b = b, a", "a, b, c = b, a, c"),
+    ("S3", "full", "c,a=a , c", "a, b, c = c, b, a"), ("S3", "full", "b = b", "a, b, c = a, b, c"),
+    ("S3", "swap", "b, a = a, b", "a, b = b, a"),
+    ("S3", "swap", "a, b, c = c, b, a", "a, c = c, a"),
+    ("Z3", "full", "c, a, b = a, b, c", "a, b, c = b, c, a")])
+def test_what_does_the_same_as_a_command_is_read_as_that_command(name, commands, line, written):
+    assert taken(ReplTask(Group(name), commands), line) == written
+
+
+@pytest.mark.parametrize("name, commands, line, reason", [
+    ("A3", "full", "a, b, c = b, a, c", "no element of A3"),
+    ("S3", "swap", "a, b, c = b, c, a", "exchanges of two"),
+    ("S3", "swap", "a, b = a, b", "exchanges of two"),
+    ("S3", "full", "a = b", "copies"), ("S3", "full", "a, b, c = b, b, a", "copies"),
+    ("S3", "full", "a = 3", "change places"), ("S3", "full", "a, d = d, a", "change places"),
+    ("S3", "full", "a, a = b, c", "change places"), ("S3", "full", "a, b = c", "as many"),
+    ("S3", "full", "a += b", "no assignment"), ("S3", "full", "a = b = c", "no assignment"),
+    ("S3", "full", "a, b = b, a; b = a", "no assignment"), ("S3", "full", "(", "no assignment")])
+def test_what_a_model_cannot_follow_is_refused_with_the_reason(name, commands, line, reason):
+    with pytest.raises(UserError, match=reason):
+        taken(ReplTask(Group(name), commands), line)
+
+
+def taken(task, line):
+    """The line that a model of this task reads where this one is typed."""
+    return line_of(task, *assignment(line), {})

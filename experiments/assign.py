@@ -1,0 +1,813 @@
+"""What if code copies and computes?  One more key.
+
+    >>> a, b, c, d, e = c, 4, b, b, a       shuffles that copy and overwrite
+    >>> a = b + 3                           or programs of integers
+
+The paper's programs only shuffle. `a = b` is another thing: it loses a value. A reflection loses
+nothing, and a step of the delta rule with beta = 1 loses a direction: it takes a state to its
+nearest point in a plane. `a = b` is no such step, since it moves the value of b along the row of a,
+and section 1 proves that no other way of writing the state makes both `a = b` and `b = a` such
+steps. What helps is to read along one key and to write along another. A step then fetches what
+stands in b and puts it into a, and it can add as well.
+
+Finding. With one more key a linear RNN tracks shuffles of three variables that copy: 99.5% of the
+prints are right at (128,16), where the delta rule has 95.0%. After 32 lines without a print it has
+all of them, and the delta rule misses 5%, or 9% if many lines copy. The delta rule may come so near
+because it has many vectors for one pair of values. Nor is the eigenvalue -1 needed: held in [0, 1],
+one more key has 98.5%. Integer programs are learned in part: 94% of the prints at (32,4) and 84% at
+(128,16), where the best reader of the last line has 24. All of these are single runs
+(results/README.md says what is missing).
+
+    python -m experiments.assign                          the tables, from the records
+    python -m experiments.assign theorem                  how near reflections come: ten seconds
+    python -m experiments.assign train                    integers; seven minutes on a busy core
+    python -m experiments.assign train --task shuffles    as long
+    python -m experiments.assign eval DIR
+
+Sources. DeltaProduct (Siems et al. 2025, arXiv 2502.10297), appendix B: "a generalized Householder
+matrix cannot be a copy matrix". The transition 1 - b r^T with two keys is known: RWKV-7 (Peng et
+al. 2025, arXiv 2503.14456) removes along one key and writes along another, Gated DeltaNet-2 has an
+erase key, and flash-linear-attention calls it IPLR, identity plus low rank. Such a step may make a
+state longer: a copy has the norm sqrt 2, and a sum sqrt 3. Products of copies stay bounded, as they
+only move values, but products of free keys need not. The proof, the tasks and the runs are ours.
+
+Next: play.py, a session with a trained model.
+"""
+
+import json
+import math
+import re
+import runpy
+from collections import Counter, defaultdict
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from data import (Group, Lexer, Parser, ReplTask, UserError, at_least, generator, next_tokens, run,
+                  stages)
+from eval import evaluate_and_print, load_weights, predict, read_checkpoint
+from experiments import (FALLING, RESULTS, at, chapter, evaluate_all, grid, make, millions,
+                         minutes, percent, record, records, table, where)
+from experiments.plots import BLUE, GREEN, ORANGE, RED, SKY, canvas, draw
+from experiments.programs import trace
+from models import DeltaBlock, LanguageModel, LinRNN, unit
+from scan import scan_chunked
+from train import Recipe, config_of_run, new_parser, train_run
+
+NUMBERS = np.arange(-9, 10)  # the values of integer programs
+BLANK = -1  # a place of a line that holds no token
+
+
+# --- 1. No layer with reflections alone can copy both ways ----------------------------------------
+#
+# Let one vector c(x, y) stand for the values x of a and y of b, in any representation: a state S is
+# such a vector, too, if its columns are written below each other. A line is c <- A c + s, where A
+# and s depend on its tokens only, and |A| <= 1: A never makes a vector longer. What a line does to
+# a DIFFERENCE of two vectors is A alone. Let P be the A of `a = b` and Q that of `b = a`, both on
+# the space of all differences.
+#
+#   1. Twice is once: P P = P. A projection that makes no vector longer is an orthogonal one, so it
+#      is symmetric. The same holds for Q.
+#   2. `b = a` after `a = b` changes nothing: Q P = P. Likewise P Q = Q.
+#   3. The transpose of Q P = P is P Q = P. With P Q = Q this gives P = Q.
+#   4. P takes c(x, y) - c(x', y) to 0, for the value of a is lost. Q takes c(x, y) - c(x, y') to 0.
+#      Differences of these two kinds span all differences. So P = Q takes all of them to 0.
+#   5. Hence c(y, y), to which `a = b` leads, is the same vector for each y. Nothing can be read.
+#
+# The exchange `a, b = b, a` and one of the copies give the other copy. So such a layer has copies
+# one way or exchanges, but not both. A step of the delta rule has |A| <= 1 for each beta in [0, 2],
+# and so has any number of steps or heads. The proof leaves four ways out: a second layer,
+# attention, several vectors for one pair of values, and a step between the lines that is not linear
+# (snap.py). The table shows what a line needs where it is possible; one more key gives it.
+
+LINES = {"a = b": lambda x, y: (y, y), "b = a": lambda x, y: (x, x),
+         "a, b = b, a": lambda x, y: (y, x)}
+
+
+def representations(values=3):
+    """Three ways to write the values of two variables: {name: vectors [values, values, width]}."""
+    x, y = np.indices((values, values))
+    one_hot = np.eye(values)
+    return {"a slot for each variable": np.concatenate([one_hot[x], one_hot[y]], -1),
+            "one-hot of all states": np.eye(values**2).reshape(values, values, -1),
+            "(x - y, y)": np.stack([x - y, y], -1).astype(float)}
+
+
+def norm_of_line(vectors, line):
+    """How much longer a line makes the difference of two states, at most: the least |A| there is.
+
+    Shapes: vectors c(x, y) [values, values, width] -> a number; inf if no A executes the line.
+    """
+    x, y = np.indices(vectors.shape[:2])
+    images = vectors[LINES[line](x, y)]
+
+    # The differences from one state span all differences, one a row. On them A is determined, and
+    # the pseudoinverse gives the A that takes everything orthogonal to them to 0.
+    before = (vectors - vectors[0, 0]).reshape(x.size, -1)
+    after = (images - images[0, 0]).reshape(x.size, -1)
+    transposed = np.linalg.pinv(before) @ after  # A^T, which is as long as A
+    if abs(before @ transposed - after).max() > 1e-9:
+        return math.inf
+    return float(np.linalg.norm(transposed, 2))
+
+
+def least_error(lines, own_read_key, starts=3, iterations=250):
+    """Search for a representation and for steps that copy: how near to these lines they come.
+
+    Free are nine vectors c(x, y) in 8 dimensions, of length 2 at most; a reader for each value of x
+    and of y, of length 1; and for each line eight steps 1 - beta k r^T with unit keys, beta in
+    [0, 2], and a vector that is added after them. r = k unless own_read_key. The margin is by how
+    much the reader of the true value is ahead of the others, at least.
+    Returns: the distance between a line's result and where it should be, the greatest of all lines
+        and states, as a share of the margin; the best of some random starts.
+    """
+    return min(error_of_start(lines, own_read_key, start, iterations) for start in range(starts))
+
+
+def error_of_start(lines, own_read_key, start, iterations):
+    """One start of the search, by torch's L-BFGS."""
+    rng = torch.Generator().manual_seed(start)
+    x, y = torch.cartesian_prod(torch.arange(3), torch.arange(3)).T  # of nine states
+    targets = []
+    for line in lines:
+        new_x, new_y = LINES[line](x, y)
+        targets.append(3 * new_x + new_y)  # the number of a state
+    targets = torch.stack(targets)  # [lines, 9]
+
+    def free(*shape):
+        return torch.randn(*shape, generator=rng, dtype=torch.float64).requires_grad_()
+
+    vectors = free(9, 8)
+    readers = free(2, 3, 8)
+    keys = free(2, 8, len(lines), 8)  # k and r of each step
+    angles = free(8, len(lines))
+    added = free(len(lines), 1, 8)
+    optimizer = torch.optim.LBFGS([vectors, readers, keys, angles, added], max_iter=iterations,
+                                  history_size=30, line_search_fn="strong_wolfe")
+
+    def measure():
+        """The errors [lines, 9]; by how much true readers are ahead of others [9, 2, 3]."""
+        c = vectors * (2 / vectors.norm(dim=-1, keepdim=True)).clamp(max=1)
+        k, r = F.normalize(keys, dim=-1)
+        beta = 2 * (0.3 * angles).sin().square()  # the steps begin small
+        after = c.expand(len(lines), 9, 8)
+        for k_LD, r_LD, beta_L in zip(k, r if own_read_key else k, beta):
+            read = (after @ r_LD.unsqueeze(-1))  # [lines, 9, 1]
+            after = after - read * (beta_L.unsqueeze(-1) * k_LD).unsqueeze(-2)
+        errors = (after + added - c[targets]).square().sum(-1)
+
+        scores = torch.einsum("nd,vxd->nvx", c, F.normalize(readers, dim=-1))
+        of_true = scores.gather(2, torch.stack([x, y], -1).unsqueeze(-1))
+        ahead = of_true - scores
+        return errors, ahead[ahead != 0]  # without the true reader itself
+
+    def loss():
+        optimizer.zero_grad()
+        errors, ahead = measure()
+        value = errors.mean() + (1 - ahead).relu().square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    errors, ahead = measure()
+    return (errors.max().sqrt() / ahead.min()).item()
+
+
+# --- 2. A machine by hand: one more key -----------------------------------------------------------
+#
+#     S <- S + b (v - S^T k)^T          the scan of scan.py: it reads along k, and writes along b
+#
+# Rows of S are memory slots, as in the swap machine of scan.py. With k = e_a - e_b and b = e_a the
+# step adds the row b - a to the row a: it is `a = b`. Its matrix 1 - b k^T has the eigenvalue
+# 1 - k.b = 0 and the norm sqrt 2. The delta rule must write along the key that it has read, b =
+# beta k, and would also change the row b.
+#
+# A line of numbers takes a spare slot t, and a step for each of its tokens:
+#
+#     >>>               t <- 0            k = b = e_t                       eigenvalue 0
+#     an operand y      t <- t + y or -   k = -e_y or +e_y, b = e_t         eigenvalue 1
+#     a number 4        t <- t + 4 or -   k = 0, b = e_t, v = 4 or -4       eigenvalue 1
+#     the newline       a <- t            k = e_a - e_t, b = e_a            eigenvalue 0
+#
+# So the target may stand among the operands. `a = a + a` in one step would need the eigenvalue 2.
+#
+# A shuffle line takes a spare x' for each variable, as in the swap machine, but copies in place of
+# exchanges: x' <- x at each left-hand name, x_i <- y' at the i-th right-hand name, and x_i <- 4 for
+# a 4. No eigenvalue is -1. An exchange needs the -1 of a SYMMETRIC step; copies do without.
+
+
+def copy_step(target, source, slots):
+    """k and b of the step that copies row `source` to row `target`.  Shapes: [...] -> [..., slots].
+    """
+    b = F.one_hot(target, slots).double()
+    return b - F.one_hot(source, slots).double(), b
+
+
+def shuffle_steps(commands):
+    """The 2n steps of each shuffle: from integers [..., L, n] to k, b [..., L 2n, 2n], v [..., 1].
+
+    An entry below n is a variable, and n + j is the literal of the value j, counted from 0.
+    """
+    *lead, length, n = commands.shape
+    place = torch.arange(n).expand_as(commands)
+    literal = (commands >= n).unsqueeze(-1)
+
+    k_left, b_left = copy_step(place + n, place, 2 * n)
+    k_right, b_right = copy_step(place, n + commands % n, 2 * n)
+    k_right = torch.where(literal, b_right, k_right)  # x_i <- v
+    v_right = torch.where(literal, commands.unsqueeze(-1) - n, 0).double()
+
+    k = torch.cat([k_left, k_right], -2)  # [..., L, 2n, 2n]: 2n steps a command
+    b = torch.cat([b_left, b_right], -2)
+    v = torch.cat([torch.zeros_like(v_right), v_right], -2)
+    return [x.reshape(*lead, length * 2 * n, -1) for x in (k, b, v)]
+
+
+def number_steps(symbols, names):
+    """The step of each token of a line of numbers: k, b [T, n + 1] and v [T, 1].
+
+    symbols: the tokens of a line, as in [">>> ", "a", " = ", "4", " - ", "b", "\\n"].
+    """
+    slots = dict(zip([*names, "t"], np.eye(len(names) + 1)))
+    nothing = 0 * slots["t"]
+    sign, target = 1, None
+    steps = []
+    for symbol in symbols:
+        step = nothing, nothing, 0
+        if symbol == ">>> ":
+            step = slots["t"], slots["t"], 0
+        elif symbol == "\n":
+            step = slots[target] - slots["t"], slots[target], 0
+        elif symbol == " - ":
+            sign = -1
+        elif symbol in names and target is None:
+            target = symbol
+        elif symbol in names:
+            step = -sign * slots[symbol], slots["t"], 0
+        elif symbol not in (" = ", " + "):
+            step = nothing, slots["t"], sign * int(symbol)
+        steps.append(step)
+    k, b, v = map(np.array, zip(*steps))
+    return [torch.from_numpy(x).double() for x in (k, b, v[:, None])]
+
+
+# --- 3. The layer ---------------------------------------------------------------------------------
+
+class ReadKeyBlock(DeltaBlock):
+    """The delta rule with one more key: S <- S + beta k (gamma v - S^T r)^T, |k| = |r| = 1.
+
+    r = unit(k + a linear map of x that begins at 0). So the block begins as DeltaBlock, r = k.
+    """
+
+    def __init__(self, d_model, heads, beta_max=2.0):
+        super().__init__(d_model, heads, beta_max, householders=1)
+        self.read = nn.Linear(d_model, d_model)
+        nn.init.zeros_(self.read.weight)
+        nn.init.zeros_(self.read.bias)
+
+    def forward(self, x, state=None):
+        out, state = scan_chunked(*self.four_inputs(x), state)  # [B, H, T, K]
+        return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
+
+    def four_inputs(self, x):
+        """For scan_chunked: q, the read key r, b = beta k and gamma v, [B, H, T, K] each."""
+        q, k, v, beta = self.inputs_of_scan(x)
+        k, v = k.squeeze(3), v.squeeze(3)  # there is one write a token
+        shift = self.read(self.norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return q, unit(k + shift), beta * k, v
+
+
+class HeldBlock(ReadKeyBlock):
+    """ReadKeyBlock with all eigenvalues 1 - b.r of a step in [0, 1]."""
+
+    def four_inputs(self, x):
+        q, r, b, v = super().four_inputs(x)
+        along = (b * r).sum(-1, keepdim=True)
+        return q, torch.where(along < 0, -r, r), b / along.abs().clamp(min=1), v
+
+
+# --- 4. Two tasks ---------------------------------------------------------------------------------
+
+class ShuffleTask(ReplTask):
+    """REPL traces of shuffles that copy and overwrite: `a, b, c, d, e = c, 4, b, c, d`.
+
+    A line is a permutation. One place in two lines shows the name of another place, too, and one in
+    two a value. An entry of a command is a variable, or n + j for the value j, counted from 0.
+    """
+
+    def __init__(self, n=5):
+        self.more_symbols = [f", {i + 1}" for i in range(n)]
+        super().__init__(Group(f"S{n}"))
+        # It knows the value where the line shows one, 1 place in 2n, and guesses the others.
+        self.chance = 1 / (2 * n) + (1 - 1 / (2 * n)) / n
+        commas = [self._id[symbol] for symbol in self.more_symbols]
+        self._first = np.concatenate([self._name, self.value_tokens])
+        self._later = np.concatenate([self._comma_name, commas])
+
+    def draw(self, shape, rng):
+        """Random commands, [*shape, n]."""
+        n = self.group.degree
+        commands = self.group.draw(shape, rng).reshape(-1, n)
+        rows = np.arange(len(commands))
+        to, source, overwritten = rng.integers(n, size=(3, len(rows)))
+        copy, literal = rng.random((2, len(rows))) < 0.5
+        commands[rows[copy], to[copy]] = commands[rows[copy], source[copy]]
+        commands[rows[literal], overwritten[literal]] = n + rng.integers(n, size=literal.sum())
+        return commands.reshape(*shape, n)
+
+    def test_batch(self, batch, length, spacing, rng):
+        self.check(length, spacing)
+        commands = self.draw((batch, length), rng)
+        asked = rng.integers(self.group.degree, size=(batch, length // spacing))
+        return next_tokens(*self.write(commands, asked, spacing))
+
+    training_batch = test_batch
+
+    def answers(self, commands, asked, spacing):
+        batch, length, n = commands.shape
+        numbers = np.tile(np.arange(n), (batch, 1))  # what the entries n, n + 1, ... stand for
+        state = numbers
+        states = np.empty_like(commands)
+        for t in range(length):
+            known = np.concatenate([state, numbers], 1)
+            state = np.take_along_axis(known, commands[:, t], 1)
+            states[:, t] = state
+        return np.take_along_axis(states[:, spacing - 1::spacing], asked[..., None], -1)[..., 0]
+
+    def clue(self, line, asked):
+        """What a reader of one line knows of a variable: a value, if its place shows one."""
+        left, _, right = line.partition(" = ")
+        shown = dict(zip(left.split(", "), right.split(", ")))[asked]
+        return shown if shown.isdigit() else "a name"
+
+    def line_of(self, targets, sources, values):
+        """What was typed, as the full line that it is.  Raises: UserError."""
+        taken = dict(zip(targets, sources))
+        known = {*self.names, *map(str, range(1, self.group.degree + 1))}
+        if not {*targets} <= {*self.names} or len(taken) < len(targets) or not {*sources} <= known:
+            raise UserError(f"this model has read {', '.join(sorted(known))}, and no more")
+        return f"{', '.join(self.names)} = {', '.join(taken.get(x, x) for x in self.names)}"
+
+    def _names(self, entries):
+        first = self._first[entries[..., 0]]
+        return [first, *np.moveaxis(self._later[entries[..., 1:]], -1, 0)]
+
+
+class NumberTask(ReplTask):
+    """REPL traces that compute: `a = b`, `a = -4`, `a = b + c`, `a = b - 3`, `a = 4 - b`.
+
+    Three variables, and values from -9 to 9, one token each. A line whose result lies outside is
+    drawn again. Before that a quarter are copies, an eighth are numbers, and half of the others
+    have a number. A short trace is filled up with newlines after its last reveal.
+    """
+
+    chance = 0.24  # of best_of_last_line
+
+    def __init__(self):
+        self.names = "abc"
+        commas = [f", {name}" for name in self.names]
+        numbers = [str(number) for number in NUMBERS]
+        marks = [">>> ", " = ", "print('", "'", ")", " ", "\n", " + ", " - "]
+        Lexer.__init__(self, [*marks, *self.names, *commas, *numbers])  # there is no group
+
+        # What the lines of ReplTask read, and two tables of this task.
+        self._name, self._comma_name, self.value_tokens = [
+            np.array([self._id[symbol] for symbol in symbols])
+            for symbols in (self.names, commas, numbers)]
+        self._operand = np.concatenate([self._name, self.value_tokens])
+        self._sign = np.array([BLANK, self._id[" + "], self._id[" - "]])  # of 0, 1, -1
+
+        # All right-hand sides (left, sign, right) and how often each is drawn. An operand below 3
+        # is a variable, and 3 + j is NUMBERS[j]. Without a right operand the sign is 0.
+        variables, values, digits = range(3), range(3, 22), range(12, 22)
+        kinds = [(1 / 4, variables, [0], [0]), (1 / 8, values, [0], [0]),
+                 (5 / 16, variables, [1, -1], variables),
+                 (5 / 32, variables, [1, -1], digits), (5 / 32, digits, [1, -1], variables)]
+        self.sides = np.array([side for _, *parts in kinds for side in product(*parts)])
+        self.shares = np.concatenate([
+            np.full(math.prod(map(len, parts)), share / math.prod(map(len, parts)))
+            for share, *parts in kinds])
+
+    def draw(self, values, rng):
+        """A random line for each program, from the values of its variables [B, 3].
+
+        Returns: target, left, sign and right, [B, 4]; the results [B].
+        """
+        batch, n = values.shape
+        known = np.concatenate([values, np.tile(NUMBERS, (batch, 1))], 1)  # of each operand
+        left, sign, right = self.sides.T
+        results = known[:, left] + sign * known[:, right]  # [B, sides]
+
+        # To draw again until it is in the range is to draw among those that are.
+        reached = np.cumsum(self.shares * (abs(results) <= 9), 1)
+        chosen = (reached <= rng.random((batch, 1)) * reached[:, -1:]).sum(1)
+        targets = rng.integers(n, size=(batch, 1))
+        lines = np.hstack([targets, self.sides[chosen]])
+        return lines, results[np.arange(batch), chosen]
+
+    def test_batch(self, batch, length, spacing, rng):
+        """Random lines, and after every `spacing` of them one uniform reveal."""
+        self.check(length, spacing)
+        n = len(self.names)
+        rows = np.arange(batch)
+        values = rng.integers(-9, 10, (batch, n))
+        start = self.line_tokens(np.tile(np.arange(n), (batch, 1)), values + 12)  # 12 is 0
+
+        # Each line changes one variable.
+        lines = np.empty((batch, length, 4), int)
+        states = np.empty((batch, length, n), int)
+        for t in range(length):
+            lines[:, t], results = self.draw(values, rng)
+            values[rows, lines[:, t, 0]] = results
+            states[:, t] = values
+
+        # A block for each reveal, as in ReplTask.
+        asked = rng.integers(n, size=(batch, length // spacing))
+        answers = np.take_along_axis(states[:, spacing - 1::spacing], asked[..., None], -1)[..., 0]
+        shown = self.reveal_tokens(asked, answers + 9)
+        lines = self.line_tokens(*np.moveaxis(lines, -1, 0)).reshape(*asked.shape, -1)
+        blocks = np.concatenate([lines, shown], -1)
+        tokens = np.hstack([start.reshape(batch, -1), blocks.reshape(batch, -1)])
+
+        # Blanks move to the end, where newlines take their place.
+        order = (tokens == BLANK).argsort(1, kind="stable")
+        tokens = np.take_along_axis(tokens, order, 1)
+        longest = (tokens != BLANK).sum(1).max()
+        tokens = np.where(tokens == BLANK, self._id["\n"], tokens)[:, :longest]
+
+        # A single space stands ahead of a revealed value, and nowhere else.
+        reveals = np.zeros(tokens.shape, bool)
+        reveals[:, 1:] = tokens[:, :-1] == self._id[" "]
+        return next_tokens(tokens, reveals)
+
+    training_batch = test_batch
+
+    def clue(self, line, asked):
+        """What a reader of one line knows: all of it, and which name in it is asked.
+
+        No name differs from others, so they become p, q, r in the order in which they stand here.
+        """
+        text = f"{asked}: {line}"
+        order = dict.fromkeys(re.findall("[abc]", text))
+        return text.translate(str.maketrans(dict(zip(order, "pqr"))))
+
+    def start_tokens(self):
+        """What a session begins with: `>>> a = 1` and so on."""
+        places = np.arange(3)
+        tokens = self.line_tokens(places, places + 13)
+        return tokens[tokens != BLANK]
+
+    def line_of(self, targets, sources, values):
+        """What was typed, if it is a line of this task.  values: {name: value}.  Raises: UserError.
+        """
+        line = f"{', '.join(targets)} = {', '.join(sources)}"
+        if not re.fullmatch(r"[abc] = (0|-?[1-9]|[abc]|[abc] [+-] [abc\d]|\d [+-] [abc])", line):
+            raise UserError("this model has read copies, numbers from -9 to 9, and sums and "
+                            "differences of two, one at a time")
+        if abs(eval(sources[0], {}, dict(values))) > 9:
+            raise UserError("its values go from -9 to 9")
+        return line
+
+    def line_tokens(self, target, left, sign=0, right=0):
+        """`>>> a = b - 3`, or `>>> a = b` and two blanks: [...] each -> [..., 7]."""
+        right = np.where(sign == 0, BLANK, self._operand[right])
+        return self._line(target.shape, ">>> ", self._name[target], " = ", self._operand[left],
+                          self._sign[sign], right, "\n")
+
+
+def best_of_last_line(task, traces=4096):
+    """What the best reader of the last line alone answers: {what it knows: a value}, by counting.
+
+    It knows what task.clue says of the line and of the variable that is asked.
+    """
+    inputs, targets, _ = task.test_batch(traces, 32, 1, generator(0, "valid"))
+    counts = defaultdict(Counter)
+    for row in np.hstack([inputs, targets[:, -1:]]):
+        for clue, value in clues(task, task.decode(row))[16:]:  # behind the first lines
+            counts[clue][value] += 1
+    return {clue: values.most_common(1)[0][0] for clue, values in counts.items()}
+
+
+def clues(task, text):
+    """(what the line ahead of it says, the value) of each print of a trace."""
+    found = re.findall(r">>> (.*)\n>>> print\('(\w)', \w\)\n\w (.*)\n", text)
+    return [(task.clue(line, asked), value) for line, asked, value in found]
+
+
+TASKS = {"integers": NumberTask, "shuffles": ShuffleTask}
+
+
+# --- 5. Real functions ----------------------------------------------------------------------------
+
+FUNCTIONS = ["fibonacci", "running_sum", "alternating_sum", "countdown", "difference_of_sums",
+             "sort_two"]
+
+
+def sessions(name, count=20):
+    """The straight lines of a function for random arguments, as (lines, variable asked, its value).
+
+    The closing `assert (c) == 4` becomes a print. Arguments that lead out of the range are drawn
+    again.
+    """
+    function = runpy.run_path(str(RESULTS / "programs" / "integers.py"))[name]
+    rng = generator(FUNCTIONS.index(name), "test")
+    found = []
+    while len(found) < count:
+        *lines, closing = trace(function, *rng.choice(NUMBERS, 3).tolist()).splitlines()
+        asked, value = re.fullmatch(r"assert \((\w)\) == (.*)", closing).groups()
+        values = {}
+        reached = []
+        for line in lines:
+            exec(line, {}, values)
+            reached += values.values()
+        if max(map(abs, reached)) <= 9:
+            found.append((lines, asked, value))
+    return found
+
+
+def answers_of(model, task):
+    """Right answers of 20 for each function: [[of the model, of the best reader of the last line]].
+    """
+    best = best_of_last_line(task)
+    rows = []
+    for name in FUNCTIONS:
+        right = guessed = 0
+        for lines, asked, value in sessions(name):
+            typed = "".join(f">>> {line}\n" for line in [*lines, f"print('{asked}', {asked})"])
+            tokens = task.encode(f"{typed}{asked} ")
+            right += task.vocab[predict(model, np.array([tokens]))[0, -1]] == value
+            guessed += best.get(task.clue(lines[-1], asked)) == value
+        rows.append([int(right), int(guessed)])
+    return rows
+
+
+# --- 6. The study ---------------------------------------------------------------------------------
+
+class KeyRNN(LanguageModel):
+    """A linear RNN with one more key, in the sizes of LinRNN.  block: ReadKeyBlock or HeldBlock."""
+
+    def __init__(self, vocab_size, block=ReadKeyBlock):
+        super().__init__(vocab_size, 64, 1, 8, lambda: block(64, 4))
+
+
+ARMS = {
+    "one more key": KeyRNN,
+    "key, in [0, 1]": partial(KeyRNN, block=HeldBlock),
+    "delta rule": LinRNN,
+    "two writes": partial(LinRNN, householders=2),
+    "two layers": partial(LinRNN, layers=2)}
+
+# What they are compared on: the task, and the steps of each stage.
+STUDY = {"shuffles of 3": (partial(ShuffleTask, 3), [300, 100, 80, 130])}
+CELLS = grid(task=["shuffles of 3"], arm=[*ARMS], seed=[0])
+TESTS = [(8, 1), (16, 2), (32, 4), (64, 8), (128, 16)]
+
+
+def plan(cell):
+    """An arm on a task. The steps of all stages are fixed, so that no arm is held back."""
+    make_task, steps = STUDY[cell["task"]]
+    task = make_task()
+    recipe = Recipe(curriculum=Recipe().curriculum[:len(steps)], stage_steps=steps,
+                    seed=cell["seed"])
+    return task, partial(ARMS[cell["arm"]], len(task.vocab)), recipe, TESTS
+
+
+def measure(model, task, tests):
+    """The rows of the tests, and in the first of them what copies cost."""
+    results = evaluate_all(model, task, tests)
+    results[0]["by_copies"] = by_copies(model, task)
+    return results
+
+
+def by_copies(model, task, length=32, traces=2048):
+    """The only print of a shuffle program of so many lines, by the lines of it that copy.
+
+    Returns: [[right prints, prints] with 0, 1, ..., length copies].
+    """
+    n = task.group.degree
+    rng = generator(0, "test", length)
+    commands = task.draw((traces, length), rng)
+    asked = rng.integers(n, size=(traces, 1))
+    inputs, targets, reveals = next_tokens(*task.write(commands, asked, length))
+    right = (predict(model, inputs) == targets)[reveals]
+
+    copies = is_copy(commands).sum(1)
+    return [[int(right[copies == count].sum()), int((copies == count).sum())]
+            for count in range(length + 1)]
+
+
+def is_copy(commands):
+    """Whether a shuffle shows a name twice: [..., n] -> bool [...]."""
+    # A value is no name: it gets a number of its own, so that it is like nothing else.
+    n = commands.shape[-1]
+    names = np.sort(np.where(commands < n, commands, n + np.arange(n)))
+    return (np.diff(names) == 0).any(-1)
+
+
+# --- 7. The recipe of `train`, on which the goals rest --------------------------------------------
+
+COMMAND = "python -m experiments.assign train"
+RECIPES = {
+    "integers": {"curriculum": [(2, 1), (8, 1), (16, 2), (32, 4)], "lr": 2e-3, "matrix_lr": 0.01,
+                 "stage_steps": [300, 300, 400, 1400]},
+    "shuffles": {"max_steps": 4000, "last_steps": 200}}
+
+# Fresh seeds of `train`, on which nothing was tried.
+GOALS = [*grid(task=["integers"], seed=[45]), *grid(task=["shuffles"], seed=[40])]
+
+
+def train_one(argv):
+    """The command `train`: a run folder of a linear RNN with one more key."""
+    parser = new_parser(COMMAND, "Train a linear RNN with one more key, by its recipe.")
+    add = parser.add_argument
+    add("--task", choices=TASKS, help="integers or shuffles (integers)")
+    add("--seed", type=at_least(0), help="of the traces, and of the weights to begin with (0)")
+
+    typed = vars(parser.parse_args(argv))
+    if "resume" in typed:
+        config = config_of_run(typed, COMMAND)
+    else:
+        task = typed.get("task", "integers")
+        recipe = Recipe(**RECIPES[task], seed=typed.get("seed", 0))
+        config = {"command": COMMAND, "task": task, "model": "key",
+                  "group": TASKS[task]().names, **asdict(recipe)}  # group: for the folder's name
+    task, model = make_run(config)
+    train_run(task, model, config, typed, lengths=TESTS, **FALLING)
+
+
+def make_run(config):
+    """The task of a config, and its model before training.  Raises: UserError."""
+    if config.get("task") not in TASKS:
+        raise UserError(f"this is a run of {config.get('task')}: use the command that made it")
+    task = TASKS[config["task"]]()
+    torch.manual_seed(config["seed"])
+    return task, KeyRNN(len(task.vocab))
+
+
+def load(folder):
+    """The task and the trained model of a run of `train`."""
+    task, model = make_run(read_checkpoint(folder)["config"])
+    return task, load_weights(model, folder)
+
+
+def evaluate_one(argv):
+    """The command `eval`."""
+    parser = Parser(prog="python -m experiments.assign eval", description="The table of a run.")
+    add = parser.add_argument
+    add("run", help="a run folder, made by `train`")
+    add("--lengths", type=stages, default=TESTS, help="LENGTH:SPACING,... (8:1 to 128:16)")
+    add("--traces", type=at_least(1), default=256, help="fresh traces for each length (256)")
+    add("--json", action="store_true", help="print the rows as JSON, too, on the last line")
+    args = parser.parse_args(argv)
+
+    for stage in args.lengths:
+        ReplTask.check(*stage)
+    task, model = load(args.run)
+    rows = evaluate_and_print(model, task, args.lengths, args.traces)
+    if args.json:
+        print(json.dumps({"results": rows}))
+
+
+# --- 8. The tables and the picture ----------------------------------------------------------------
+
+def show_theorem(argv=()):
+    """The command `theorem`: the norms, and the search of some ten seconds."""
+    Parser(prog="python -m experiments.assign theorem").parse_args(argv)
+    show_norms()
+    both = ["a = b", "b = a"]
+    print("\nThe least error of a line that a search finds, as a share of the margin of a read\n")
+    for name, lines, own_read_key in [("one copy, reflections", both[:1], False),
+                                      ("both copies, reflections", both, False),
+                                      ("both copies, one more key", both, True)]:
+        print(f"{name:>26}  {least_error(lines, own_read_key):.3f}", flush=True)
+
+
+def show_norms():
+    rows = []
+    for name, vectors in representations().items():
+        rows.append({"representation": name,
+                     **{line: norm_of_line(vectors, line) for line in LINES}})
+    table("How much longer a line makes the difference of two states, at most (three values)", rows,
+          ["representation"], {line: norms(line) for line in LINES})
+
+
+def norms(line):
+    """A column of a table: the norm of a line."""
+    return lambda rows: f"{rows[0][line]:.2f}"
+
+
+def show():
+    """All tables, from results/assign.jsonl and results/assign_goals.jsonl."""
+    show_norms()
+    for task, (make_task, _) in STUDY.items():
+        rows = records("assign", task=task)
+        rows.sort(key=lambda row: [*ARMS].index(row["arm"]))
+        chance = 100 * make_task().chance
+        table(f"{task}, one run each: prints right in %; the best reader of the last line has "
+              f"{chance:.0f}", rows, ["arm"], {
+                  "weights": lambda same: f"{same[0]['parameters']:,}",
+                  "million tokens": millions, "minutes": minutes,
+                  **{f"({length},{spacing})": percent(length) for length, spacing in TESTS}})
+
+    rows = records("assign", task="shuffles of 3")
+    rows.sort(key=lambda row: [*ARMS].index(row["arm"]))
+    table("shuffles of 3, the only print of programs of 32 lines, by how many of them copy: right "
+          "in %", rows, ["arm"],
+          {f"{least}-{most}": share_between(least, most) for least, most in BINS})
+
+    rows = records("assign_goals")
+    rows.sort(key=lambda row: row["seed"])
+    table("One more key, the runs of `train`, on fresh seeds: prints right in %, sorted", rows,
+          ["task"], {"million tokens": millions, "minutes": minutes,
+                     **{f"({length},{spacing})": in_order(length) for length, spacing in TESTS}})
+    table("Real functions, read by the models of integers: answers right of 20, sorted\n(those of "
+          "the best reader of the last line)",
+          [row for row in rows if row["task"] == "integers"], ["task"], {
+              name: functions_right(place) for place, name in enumerate(FUNCTIONS)})
+
+
+BINS = [(0, 5), (6, 8), (9, 11), (12, 32)]  # numbers of copies in 32 lines
+
+
+def share_between(least, most):
+    """A column of a table: first prints that are right after so many copies."""
+    def text(rows):
+        right, prints = np.sum([row["results"][0]["by_copies"][least:most + 1] for row in rows],
+                               (0, 1))
+        return f"{100 * right / prints:.1f}"
+    return text
+
+
+def in_order(length):
+    """A column of a table: a number for each seed, from the least on."""
+    return lambda rows: " ".join(f"{100 * share:.1f}" for share in sorted(
+        at(row, length)["all"] for row in rows))
+
+
+def functions_right(place):
+    """A column of a table: right answers for a function, and those of the last line's reader."""
+    def text(rows):
+        right = sorted(row["functions"][place][0] for row in rows)
+        return f"{' '.join(map(str, right))} ({rows[0]['functions'][place][1]})"
+    return text
+
+
+COLOURS = dict(zip(ARMS, [BLUE, SKY, RED, ORANGE, GREEN]))
+
+
+def picture():
+    """Wrong answers at the only print of 32 lines, against the number of lines that copy."""
+    rows = records("assign", task="shuffles of 3")
+    ends = [float(share_between(*span)(where(rows, arm="delta rule"))) for span in BINS[::3]]
+    few, many = [100 - share for share in ends]
+    figure, ((axes,),) = canvas("The first print after 32 shuffles of three variables: the delta "
+                                f"rule has\n{few:.0f} to {many:.0f}% wrong, more behind many "
+                                "copies, and one more key has nearly none")
+    axes.set(xlabel="lines that copy, of the 32 ahead of the first print (a guess: 56% wrong)",
+             ylabel="prints wrong, %", ylim=(-0.2, 12))
+    axes.set_xticks(range(len(BINS)), ["up to 5", "6-8", "9-11", "12 or more"])
+
+    found = {}
+    for arm, colour in COLOURS.items():
+        wrong = [[100 - float(share_between(*span)([row])) for span in BINS]
+                 for row in where(rows, arm=arm)]
+        found[arm] = range(len(BINS)), wrong, colour
+    draw(axes, found)
+    return figure
+
+
+# --- 9. The command line --------------------------------------------------------------------------
+
+def make_missing():
+    make("assign", CELLS, plan, measure, **FALLING)
+    for cell in GOALS:
+        if not records("assign_goals", **cell):
+            make_goal(cell)
+
+
+def make_goal(cell):
+    """A run of `train`, as a record."""
+    folder = Path("runs") / "assign_goals" / f"{cell['task']}-{cell['seed']}"
+    train_one(["--task", cell["task"], "--seed", str(cell["seed"]), "--out", str(folder)])
+    result = json.loads((folder / "results.json").read_text())
+    row = {key: result[key] for key in ("steps", "tokens", "parameters", "results")}
+    row["minutes"] = result["seconds"] / 60
+    task, model = load(folder)
+    if isinstance(task, NumberTask):
+        row["functions"] = answers_of(model, task)
+    record("assign_goals", cell | row)
+
+
+def main(argv=None):
+    chapter(__doc__, show, make_missing,
+            {"train": train_one, "eval": evaluate_one, "theorem": show_theorem}, argv)
+
+
+if __name__ == "__main__":
+    run(main)

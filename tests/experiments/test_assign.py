@@ -1,0 +1,276 @@
+"""Copies and sums: the theorem, the machine by hand and both tasks, with Python as the judge."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import session, typed_lines
+
+from experiments import RESULTS, assign, play, records
+from experiments.assign import (FUNCTIONS, LINES, HeldBlock, NumberTask, ReadKeyBlock,
+                                ShuffleTask, best_of_last_line, by_copies, clues, copy_step,
+                                is_copy, least_error, norm_of_line, number_steps,
+                                representations, sessions, shuffle_steps)
+from models import DeltaBlock
+from scan import scan_recurrent
+
+
+# --- The theorem ----------------------------------------------------------------------------------
+
+def test_the_table_of_norms():
+    """Copies are longer than 1 one way or both; in no representation are both copies 1."""
+    golden = (1 + 5**0.5) / 2
+    expected = [[2**0.5, 2**0.5, 1], [3**0.5, 3**0.5, 1], [1, 2**0.5, golden]]
+    found = [[norm_of_line(vectors, line) for line in LINES]
+             for vectors in representations().values()]
+    assert np.abs(np.array(found) - expected).max() < 1e-10
+
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        vectors = rng.normal(size=(3, 3, 8))
+        there, back, exchange = [norm_of_line(vectors, line) for line in LINES]
+        assert 1 + 1e-6 < max(there, back) < 1e9 and (there > 1 or exchange > 1)
+        assert norm_of_line(vectors[..., :7], "a = b") == float("inf")  # 8 differences in 7
+
+
+def test_the_norm_is_that_of_a_step_which_executes_the_line():
+    """With slots `a = b` is the step of one more key: no step that does the same is shorter."""
+    vectors = representations()["a slot for each variable"]
+    k, b = copy_step(torch.tensor(0), torch.tensor(1), 2)
+    step = torch.eye(2).double() - b.unsqueeze(-1) * k
+    states = torch.from_numpy(vectors).unflatten(-1, (2, 3))  # a row for each slot
+    after = vectors[LINES["a = b"](*np.indices((3, 3)))]
+    assert ((step @ states).flatten(-2).numpy() == after).all()
+    assert torch.linalg.matrix_norm(step, 2).item() == pytest.approx(
+        norm_of_line(vectors, "a = b"), abs=1e-10)
+
+
+def test_the_search_finds_one_copy_and_finds_both_only_with_one_more_key():
+    both = ["a = b", "b = a"]
+    assert least_error(["a = b"], False, starts=1, iterations=80) < 0.02
+    assert least_error(both, True, starts=1, iterations=80) < 0.02
+    assert least_error(both, False, starts=1, iterations=80) > 0.04
+
+
+# --- The machine by hand --------------------------------------------------------------------------
+
+def end_of(steps, state):
+    """The state after these steps: k and b [..., T, slots], v [..., T, 1], from [..., slots]."""
+    k, b, v = steps
+    assert ((k * b).sum(-1).unique()[:, None] == torch.tensor([0, 1])).any(1).all()  # eigenvalues
+    return scan_recurrent(k, k, b, v, state.unsqueeze(-1))[1].squeeze(-1)
+
+
+def test_the_machine_executes_ten_thousand_lines_of_numbers_as_python_does():
+    """The target stands among the operands in many of them. The spare slot holds what it will."""
+    task = NumberTask()
+    rng = np.random.default_rng(1)
+    values = rng.integers(-9, 10, (10_000, 3))
+    lines, results = task.draw(values, rng)
+    rows = task.line_tokens(*lines.T)
+    steps, ends, repeated = [], [], 0
+    for row, numbers, result in zip(rows, values.tolist(), results):
+        symbols = [task.vocab[token] for token in row if token >= 0]
+        line = "".join(symbols[1:-1])
+        python = dict(zip("abc", numbers))
+        exec(line, {}, python)
+        assert python[line[0]] == result
+        ends.append([*python.values()])
+        repeated += line[0] in line[4:]
+
+        # Steps that do nothing make all lines as long.
+        steps.append([F.pad(x, (0, 0, 0, 7 - len(symbols))) for x in
+                      number_steps(symbols, task.names)])
+
+    start = torch.from_numpy(np.hstack([values, rng.integers(9, size=(10_000, 1))]))
+    steps = [torch.stack(parts) for parts in zip(*steps)]
+    assert end_of(steps, start.double())[:, :3].tolist() == ends and repeated > 1000
+
+
+def test_the_machine_executes_shuffles_by_copies_alone():
+    """Copies and literals among them. The state of the machine is Python's."""
+    task = ShuffleTask()
+    rng = np.random.default_rng(2)
+    commands = task.draw((200, 50), rng)
+    steps = shuffle_steps(torch.from_numpy(commands))
+    start = torch.cat([torch.arange(5.), torch.randn(5)]).double().expand(200, 10)
+    ends = end_of(steps, start)[:, :5]
+    for row, end in zip(commands, ends):
+        python = dict(zip("abcde", range(1, 6)))
+        for line in task.command_tokens(row):
+            exec(task.decode(line)[4:], {}, python)
+        assert (end + 1).tolist() == list(python.values())
+
+
+# --- The layer ------------------------------------------------------------------------------------
+
+def test_the_block_begins_as_the_delta_rule_and_reads_elsewhere_once_it_learns():
+    x = torch.randn(2, 11, 12).double()
+    block = ReadKeyBlock(12, 3).double()
+    plain = DeltaBlock(12, 3, 2.0, 1).double()
+    plain.load_state_dict(block.state_dict(), strict=False)
+    out, state = block(x)
+    assert (out - plain(x)[0]).abs().max() < 1e-10 and (state - plain(x)[1]).abs().max() < 1e-10
+
+    out.square().sum().backward()
+    assert block.read.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("block_class", [ReadKeyBlock, HeldBlock])
+def test_a_step_writes_along_one_key_and_reads_another(block_class):
+    """By explicit matrices, S <- (1 - b r^T) S + b v^T. Held, no eigenvalue 1 - b.r leaves [0, 1];
+    else some do."""
+    block = block_class(12, 3).double()
+    torch.nn.init.normal_(block.read.weight)
+    x = torch.randn(2, 11, 12).double()
+    q, r, b, v = block.four_inputs(x)
+    assert (r.norm(dim=-1) - 1).abs().max() < 1e-10 and (r * b / b.norm(dim=-1, keepdim=True)
+                                                         ).sum(-1).abs().min() < 0.9
+    eigenvalues = 1 - (b * r).sum(-1)
+    held = eigenvalues.min() > -1e-10 and eigenvalues.max() < 1 + 1e-10
+    assert held == (block_class is HeldBlock) and b.norm(dim=-1).max() <= 2 + 1e-10
+
+    S = torch.zeros(2, 3, 4, 4).double()
+    for t in range(11):
+        step = torch.eye(4) - b[:, :, t, :, None] * r[:, :, t, None, :]
+        S = step @ S + b[:, :, t, :, None] * v[:, :, t, None, :]
+    assert (block(x)[1] - S).abs().max() < 1e-10
+
+
+# --- Both tasks -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("task_class", assign.TASKS.values())
+def test_python_shows_what_a_trace_shows_and_every_revealed_value_is_marked(task_class):
+    task = task_class()
+    batch = task.test_batch(40, 12, 3, np.random.default_rng(4))
+    kinds = set()
+    for inputs, targets, reveals in zip(*batch):
+        text = task.decode([*inputs, targets[-1]])
+        trace = text.rstrip("\n") + "\n"
+        assert set(text[len(trace):]) <= {"\n"} and session(typed_lines(trace)) == trace
+        answers = [line.split()[1] for line in trace.splitlines() if line[0] != ">"]
+        assert [task.vocab[token] for token in targets[reveals]] == answers
+        kinds |= {re.sub("[abcde]", "x", re.sub(r"-?\d", "n", line)) for line in typed_lines(trace)}
+    numbers = {"x = x", "x = n", "x = x + x", "x = x - x", "x = n - x", "x = x - n", "x = x + n",
+               "x = n + x"}
+    assert task_class is ShuffleTask or numbers <= kinds
+    assert task.encode(text) == [*inputs, targets[-1]]
+
+
+def test_of_two_lines_one_shows_a_name_twice_and_one_a_value():
+    """Of the copies some are hit by the value. A copy onto itself is none: 1 in 5."""
+    commands = ShuffleTask().draw((100, 1000), np.random.default_rng(5)).reshape(-1, 5)
+    assert abs((commands >= 5).any(1).mean() - 0.5) < 0.01
+    names = np.sort(np.where(commands < 5, commands, 9 + np.arange(5)))
+    twice = (np.diff(names) == 0).any(1).mean()
+    assert abs(twice - 0.4 * (1 - 0.5 * 2 / 5)) < 0.01
+
+
+@pytest.mark.parametrize("task_class", assign.TASKS.values())
+def test_the_guess_beside_the_scores_is_that_of_the_best_reader_of_the_last_line(task_class):
+    """Of a shuffle it knows one value in ten, and one in five of the others by luck."""
+    task = task_class()
+    best = best_of_last_line(task)
+    inputs, targets, _ = task.test_batch(2000, 32, 1, np.random.default_rng(6))
+    right = []
+    for row in np.hstack([inputs, targets[:, -1:]]):
+        right += [best.get(clue) == value for clue, value in clues(task, task.decode(row))[16:]]
+    assert abs(np.mean(right) - task.chance) < 0.012
+
+    if task_class is ShuffleTask:
+        assert task.chance == pytest.approx(0.1 + 0.9 / 5)
+        assert best[task.clue("a, b, c, d, e = c, 4, b, c, d", "b")] == "4"
+    else:
+        assert best[task.clue("b = -4", "b")] == "-4" and best[task.clue("b = c - c", "b")] == "0"
+
+
+# --- Real functions -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_straight_lines_of_a_function_are_lines_of_the_task(function):
+    """Twenty different ones. Python gives what the function returns."""
+    task = NumberTask()
+    found = sessions(function)
+    assert len({tuple(lines) for lines, _, _ in found}) == len(found) == 20
+    for lines, asked, value in found:
+        python = {}
+        for line in lines:
+            exec(line, {}, python)
+            assert all(-9 <= number <= 9 for number in python.values())
+            assert re.fullmatch(r"[abc] = (-?\d|[abc]|([abc] [+-] \d)|(\d [+-] [abc])|"
+                                r"([abc] [+-] [abc]))", line), line
+        assert str(python[asked]) == value
+        task.encode("".join(f">>> {line}\n" for line in lines))
+
+
+# --- The commands ---------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of each task that is over in a second: {task: its folder}. It learns nothing."""
+    folders = {}
+    with pytest.MonkeyPatch.context() as patch:
+        small = {"curriculum": [(2, 1), (4, 2)], "stage_steps": [2, 2], "batch": 2}
+        patch.setattr(assign, "RECIPES", dict.fromkeys(assign.TASKS, small))
+        for task in assign.TASKS:
+            folders[task] = tmp_path_factory.mktemp("runs") / task
+            assign.main(["train", "--task", task, "--seed", "3", "--out", str(folders[task]),
+                         "--lengths", "4:2", "--traces", "4"])
+    return folders
+
+
+@pytest.mark.parametrize("task", assign.TASKS)
+def test_a_run_is_read_back_by_eval_and_by_play(task, runs, capsys, monkeypatch):
+    result = json.loads((runs[task] / "results.json").read_text())
+    assert result["config"]["seed"] == 3 and result["steps"] == 4
+    capsys.readouterr()
+    assign.main(["eval", str(runs[task]), "--lengths", "4:2", "--traces", "4", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["results"] == result["results"]
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("a = b\nprint('a', a)\n"))
+    play.main([str(runs[task])])
+    assert "Python: 2; 1 commands" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task, typed, shown", [
+    ("integers", "a = 9; a = a + b; print('a', a)", ["from -9 to 9", "Python: 9; 1 commands"]),
+    ("integers", "c=a-2; a, b = b, a; a = b * 2; print('c', c)", ["c = a - 2\n", "Python: -1; 1"]),
+    ("shuffles", "b, a = 4, c; f = a; print('b', b)", ["a, b, c, d, e = c, 4, c, d, e", "4; 1"])])
+def test_a_session_takes_what_a_task_can_say(task, typed, shown, runs, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed.replace("; ", "\n")))
+    play.main([str(runs[task])])
+    out = capsys.readouterr().out
+    assert all(text in out for text in shown), out
+
+
+def test_what_is_no_run_of_these_tasks_is_refused(refused):
+    model = RESULTS / "models" / "linrnn-S5-seed0"
+    refused(assign.main, ["eval", model], "use the command that made it")
+    refused(assign.main, ["train", "--task", "floats"])
+    refused(assign.main, ["train", "--seed", "-1"])
+
+
+def test_the_rates_of_a_recipe_fall_in_its_last_stage_and_copies_are_counted():
+    commands = np.array([[0, 1, 2, 3, 4], [0, 0, 2, 3, 4], [5, 1, 2, 3, 5], [5, 1, 1, 6, 0]])
+    assert is_copy(commands).tolist() == [False, True, False, True]
+
+    class Blind(torch.nn.Module):
+        def forward(self, tokens):
+            logits = torch.zeros(*tokens.shape, len(task.vocab))
+            logits[..., task.value_tokens[2]] = 1
+            return logits
+
+    task = ShuffleTask()
+    counts = np.array(by_copies(Blind(), task, length=4, traces=1000))
+    assert counts.shape == (5, 2) and counts[:, 1].sum() == 1000
+    assert abs(counts[:, 0].sum() / 1000 - 0.2) < 0.05
+
+
+def test_each_cell_has_one_record_and_each_record_its_cell():
+    for name, cells in (("assign", assign.CELLS), ("assign_goals", assign.GOALS)):
+        assert {len(records(name, **cell)) for cell in cells} == {1}
+        assert len(records(name)) == len(cells)
