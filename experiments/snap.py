@@ -37,15 +37,11 @@ from eval import evaluate, evaluate_and_print, load
 from experiments import (RESULTS, at, chapter, grid, k_of_n, percent, record, records, span, table,
                          where)
 from experiments.groups import compose, index, shortest_words
-from experiments.inside import (LinearImage, collect_states, nearest, read_heads, settling_tokens,
+from experiments.inside import (Untracked, collect_states, fit_image, read_heads, settling_tokens,
                                 tracking_heads, write_heads)
 from experiments.plots import BLUE, RED, canvas, count, draw, ticks_at
 
 MOST_STATES = 1000  # of an automaton: S6 has 720
-
-
-class Untracked(UserError):
-    """The heads do not hold a state of the group: the model has not learned it."""
 
 
 # --- 1. Putting a state back ----------------------------------------------------------------------
@@ -93,28 +89,6 @@ class Snapped(nn.Module):
         commas = [vocab.index(f", {name}") for name in self.task.names]
         mark = vocab.index("\n" if self.task.commands == "swap" else " = ")
         return torch.isin(window[:, :-2], window.new_tensor(commas)) & (window[:, 1:-1] == mark)
-
-
-def fit_image(model, task, heads):
-    """The LinearImage of these heads, and a dict of how well it holds on 16 fresh traces.
-
-    The residual is what the image leaves of the fresh states, as a share of their spread.
-    Raises: Untracked if fewer than 95% of the fresh states are read as the permutation they hold.
-    """
-    if not heads:
-        raise Untracked("no head of this model tracks; `python eval.py DIR` evaluates it alone")
-    traces = max(64, task.group.degree**2 // 4)  # four states or more for each direction
-    states, perms = collect_states(model, task, heads, traces + 16, 16, generator(0, "valid", 16))
-    image = LinearImage(heads, states[:traces], perms[:traces])
-
-    fresh = states[traces:]
-    read = nearest(image.read(fresh)).numpy()
-    right = (read == perms[traces:]).all(-1).mean()
-    if right < 0.95:
-        raise Untracked(f"the heads do not hold the permutation ({right:.0%} read): train longer")
-
-    residual = (fresh - image.correct(fresh)).norm() / (fresh - fresh.mean((0, 1))).norm()
-    return image, {"heads": heads, "directions": len(image.sizes), "residual": residual.item()}
 
 
 # --- 2. The automaton inside ----------------------------------------------------------------------
