@@ -107,17 +107,20 @@ def repeated_programs(model, task, length, spacing):
 # A state is a linear image of the permutation matrix P (inside.py, equation 1). What is read off a
 # drifted state is
 #
-#     1/n + alpha (P - 1/n + E)
+#     1/n + alpha (P - 1/n + E)                                                                 (1)
 #
-# where alpha is the length that is left of P, and E is at right angles to it. A step with beta < 2
-# shortens what it should turn round, and none makes it longer: so alpha falls with every line. But
-# alpha alone changes no answer, because the model scales what it reads (out_norm). E does: an entry
-# is misread once two of E differ by 1.
+# where alpha is the length that is left of P, and E stands at right angles to it. So a state is lost
+# in two ways.
 #
-# Each line adds an error, and later lines carry it along. Random errors in so many directions add
-# up like a random walk, as the root of the number of lines. The same line again adds the same error
-# again. The matrix of a line has eigenvalues of size 1, and those parts of the error that it does
-# not turn add up in proportion to the lines.
+# alpha falls with every line, by about as much whatever the line is. A key that is a little off
+# moves a part of the values into dimensions that no name reads, and they are erased there. A
+# shorter P does no harm at first, because the model scales what it reads (out_norm); in the end it
+# is lost in what S holds besides. No trace of 64 lines shows that to the loss.
+#
+# E confuses two values, once two of its entries differ by 1. Each line adds an error to it, and
+# later lines carry the error along. The errors of fresh lines point anywhere, and add up like a
+# random walk, as the root of the number of lines. The same line adds the same error again. It does
+# not turn the parts of the error along its eigenvalues 1, so these add up in proportion.
 
 def drift(model, task, image, commands):
     """alpha, and the largest entry of E, after each command but the last: [B, L], [B, L].
