@@ -30,6 +30,10 @@ RATES = {
 
 
 
+# The recipe of train.py before its traces had runs of one command (the chapter `repeats`).
+OLD = {"lr": 4e-3, "matrix_lr": 0.02, "last_steps": 150}
+
+
 def make_arm(model_class, task, conv_width=None):
     """A model of random weights for a task.
 

@@ -30,13 +30,13 @@ import torch.nn.functional as F
 from data import (Group, Parser, ReplTask, compose, draw_commands, generator, next_tokens, run,
                   run_commands)
 from eval import LENGTHS, device_of, load, load_weights, predict, score
-from experiments import (FALLING, RATES, at, chapter, evaluate_all, grid, make, millions, percent,
-                         record, records, span, table, where)
-from experiments.arms import ARMS, FACTORS, STAGES, cosine, in_last_tenth, make_arm
+from experiments import (FALLING, OLD, RATES, at, chapter, evaluate_all, grid, make, make_arm,
+                         millions, percent, record, records, span, table, where)
+from experiments.arms import ARMS, FACTORS, STAGES, cosine, in_last_tenth
 from experiments.inside import STORED, fit_image, settled_states, tracking_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw, ticks_at
 from experiments.snap import Snapped
-from models import find_device
+from models import LinRNN, find_device
 from train import Recipe
 
 RUNS = 0.5
@@ -97,7 +97,7 @@ def repeated_programs(model, task, length, spacing):
     commands = task.alphabet[:, None].repeat(length, 1)
     rng = generator(0, "test", length, spacing)
     asked = rng.integers(task.group.degree, size=(len(commands), length // spacing))
-    batch = next_tokens(*task.write(commands, asked))
+    batch = next_tokens(*task.write(commands, asked, spacing))
     right = (predict(model, batch.inputs) == batch.targets)[batch.reveals]
     return {"length": length, "spacing": spacing} | score(right.reshape(len(commands), -1))
 
@@ -109,8 +109,8 @@ def repeated_programs(model, task, length, spacing):
 #
 #     1/n + alpha (P - 1/n + E)                                                                 (1)
 #
-# where alpha is the length that is left of P, and E stands at right angles to it. So a state is lost
-# in two ways.
+# where alpha is the length that is left of P, and E stands at right angles to it. So a state is
+# lost in two ways.
 #
 # alpha falls with every line, by about as much whatever the line is. A key that is a little off
 # moves a part of the values into dimensions that no name reads, and they are erased there. A
@@ -162,9 +162,6 @@ def slope(errors, begin=1, end=64):
 # `default` has the default command of train.py, on twenty seeds. `repeats` has other recipes, other
 # mixers, and what the heads of ten models hold (kind: recipe, arm, inside).
 
-# The recipe of train.py before this chapter: no runs, twice the rates, a shorter last stage.
-OLD = {"lr": 4e-3, "matrix_lr": 0.02, "last_steps": 150}
-
 DEFAULT_CELLS = grid(seed=range(80, 100))
 OLD_CELLS = grid(kind=["recipe"], recipe=["old"], seed=range(80, 85))
 LONG_CELLS = grid(kind=["recipe"], recipe=["to 256"], seed=range(80, 83))
@@ -183,7 +180,7 @@ def plan_recipe(cell):
     recipe = {"default": {}, "old": OLD, "to 256": TO_256}[name]
     runs = 0.0 if name == "old" else RUNS
     task = LongTraces(Group("S5"), runs=runs)
-    return task, partial(make_arm, "linrnn", task), Recipe(seed=cell["seed"], **recipe), TESTS
+    return task, partial(make_arm, LinRNN, task), Recipe(seed=cell["seed"], **recipe), TESTS
 
 
 # In the last stage the rates fall to 0 (FALLING).
@@ -214,7 +211,7 @@ def plan_arm(cell):
     recipe = Recipe(curriculum=[STAGES[-1]], last_steps=10**6, seed=cell["seed"],
                     optimizer=rates["optimizer"], lr=factor * rates["lr"],
                     matrix_lr=factor * rates["matrix_lr"])
-    return task, partial(make_arm, cell["arm"], task), recipe, [(8, 1), (64, 8), (128, 16)]
+    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, [(8, 1), (64, 8), (128, 16)]
 
 
 def measure(model, task, tests):
@@ -281,8 +278,8 @@ def least(rows):
 def show():
     rows = recipes()
     right = {f"({length},{S})": percent(length) for length, S in TESTS[1:]}
-    table("Three recipes: reveals right in % (a guess has 20), and how many of the 120 lines, typed "
-          "again\nand again, are misread within 16, 32 and 64; least-greatest of the seeds",
+    table("Three recipes: reveals right in % (a guess has 20), and how many of the 120 lines, each "
+          "typed\nagain and again, are misread within 16, 32 and 64; least-greatest of the seeds",
           rows, ["recipe"], {
               "runs": lambda rows: str(len(rows)), "million": millions, **right,
               "16": misread(16), "32": misread(32), "64": misread(64)})
@@ -317,7 +314,7 @@ def show():
     table("One line, 256 times, a print after every 16, the state put back after every so many "
           "lines:\nprograms without an error, of 120 each of five models (0: never put back)",
           inside, ["recipe"], {str(interval): whole(interval) for interval in INTERVALS})
-    table("One line, 128 times, a print after every 8: reveals right in %, programs without an error",
+    table("One line, 128 times, a print after every 8: reveals right in %, whole programs of 120",
           inside, ["recipe"], {
               "right": lambda rows: span([100 * row["prints"]["all"] for row in rows]),
               "whole": lambda rows: span([120 * row["prints"]["perfect"] for row in rows], 0)})

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from data import Parser, UserError, at_least, generator, run, stages
+from data import Parser, at_least, generator, run, stages
 from eval import evaluate, evaluate_and_print, load
 from experiments import (RESULTS, at, chapter, grid, k_of_n, percent, record, records, span, table,
                          where)

@@ -35,8 +35,8 @@ from tqdm import tqdm
 from data import (Group, Parser, ReplTask, UserError, at_least, compose, draw_commands, generator,
                   next_tokens, run, run_commands)
 from eval import LENGTHS, device_of, find_device, load, predict, read_checkpoint, wilson
-from experiments import (at, chapter, evaluate_all, grid, make, make_arm, percent, record, records,
-                         table, where)
+from experiments import (OLD, at, chapter, evaluate_all, grid, make, make_arm, percent, record,
+                         records, table, where)
 from experiments.groups import shortest_words
 from experiments.plots import BLUE, canvas, count, dot, draw, ticks_at
 from models import LinRNN
@@ -210,7 +210,7 @@ CELLS = [  # seen: commands in training
 
 def plan(cell):
     task = UnseenTask(Group("S5"), cell["seen"])
-    return task, partial(make_arm, LinRNN, task), Recipe(seed=cell["seed"]), LENGTHS
+    return task, partial(make_arm, LinRNN, task), Recipe(**OLD, seed=cell["seed"]), LENGTHS
 
 
 def measure(model, task, tests):
