@@ -29,8 +29,8 @@ import torch.nn.functional as F
 
 from data import (Group, Parser, ReplTask, compose, draw_commands, generator, next_tokens, run,
                   run_commands)
-from eval import LENGTHS, device_of, load, load_weights, predict, score
-from experiments import (FALLING, OLD, RATES, at, chapter, evaluate_all, grid, make, make_arm,
+from eval import LENGTHS, device_of, evaluate, load, load_weights, predict, score
+from experiments import (FALLING, OLD, RATES, at, chapter, grid, make, make_arm,
                          millions, percent, record, records, span, table, where)
 from experiments.arms import ARMS, FACTORS, STAGES, cosine, in_last_tenth
 from experiments.inside import STORED, fit_image, settled_states, tracking_heads
@@ -215,8 +215,11 @@ def plan_arm(cell):
 
 
 def measure(model, task, tests):
-    """A row of eval.py for each test, and one for each kind of loop."""
-    rows = evaluate_all(model, task, tests)
+    """A row of eval.py for each test, with fewer traces where they are long; and one for each loop.
+    """
+    rows = []
+    for length, spacing in tests:
+        rows.append(evaluate(model, task, length, spacing, traces=min(256, 2**16 // length)))
     for lines in LOOPS:
         first = first_misread(model, task, loops_of(task, lines))
         rows.append({"loop": lines, "first": first.tolist()})
