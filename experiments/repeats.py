@@ -29,17 +29,17 @@ import torch.nn.functional as F
 
 from data import (Group, Parser, ReplTask, compose, draw_commands, generator, next_tokens, run,
                   run_commands)
-from eval import LENGTHS, device_of, evaluate, load, load_weights, predict, score
+from eval import LENGTHS, device_of, evaluate, find_device, load, load_weights, predict, score
 from experiments import (FALLING, OLD, RATES, at, chapter, grid, make, make_arm,
                          millions, percent, record, records, span, table, where)
 from experiments.arms import ARMS, FACTORS, STAGES, cosine, in_last_tenth
 from experiments.inside import STORED, fit_image, settled_states, tracking_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw, ticks_at
 from experiments.snap import Snapped
-from models import LinRNN, find_device
-from train import Recipe
+from models import LinRNN
+from train import RUNS, Recipe
 
-RUNS = 0.5
+
 LOOPS = [1, 2, 3, 5]  # lines of a loop
 MOST = 64  # lines, as many as training has
 
