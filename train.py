@@ -10,6 +10,9 @@ At constant rates the weights of a step circle around a solution. So the model t
 the mean of the weights of all steps of the last stage (Izmailov et al. 2018, arXiv 1803.05407), or
 the last ones if no stage is learned.
 
+In half of the traces of eight commands or more a command often comes again and again (`--runs`).
+Errors of equal commands are equal, so that they add up to something that the loss can see.
+
 The loss is the mean cross-entropy of every next token, plus `reveal_weight` times that of the
 revealed values: most other tokens of a random program cannot be predicted, and are noise.
 
@@ -51,7 +54,7 @@ WARMUP = 50  # steps over which the learning rates rise from 0
 LOG_EVERY = 10  # steps
 SAVE_EVERY = 50  # steps
 OPTIMIZERS = ["muon", "adamw"]
-RUNS = 0.5  # share of the traces in which commands come in runs (data.repeat_commands)
+RUNS = 0.5  # share of the traces, from 8 commands on, in which commands come in runs (data.py)
 
 
 # --- 1. What determines a run ---------------------------------------------------------------------
@@ -93,7 +96,7 @@ class Recipe:
     batch: int = option(16, "traces per step", COUNT)
 
     # How the weights move. Muon's rate is the size of a step, whatever that of the gradient. Twice
-    # these rates learn as soon, but then a program of 256 lines is lost on one seed of ten.
+    # these rates learn no later, but less precisely: traces of 256 are then lost on some seeds.
     optimizer: str = option("muon", "of the matrices inside the model", str, choices=OPTIMIZERS)
     matrix_lr: float = option(0.01, "peak learning rate of those matrices", RATE)
     lr: float = option(2e-3, "peak learning rate of all other weights", RATE)
@@ -498,8 +501,8 @@ def read_options(argv):
     add("--model", choices=MODELS, help="(linrnn)")
     add("--group", help="S<n>, A<n>, Z<n> or D<n> (S5)")
     add("--commands", choices=COMMANDS, help="whole elements, or exchanges (full)")
-    add("--runs", type=at_least(0, float), help="share of the traces in which a command comes "
-        f"again and again, from 8 commands on ({RUNS}; with a --curriculum of one's own 0)")
+    add("--runs", type=at_least(0, float), help="share of the traces in which commands come again "
+        f"and again ({RUNS}; beside a --curriculum 0)")
 
     # The model; left out, its own default.
     add("--beta-max", type=at_least(0, float),
@@ -527,8 +530,8 @@ def read_options(argv):
     if n > 7:
         print(f"the defaults were found for up to seven variables; {group.name} has {n}, and may "
               "need a wider model and easier traces")
-    # Equal errors add up, so equal commands are the best teacher of precision. A curriculum of one's
-    # own shows what it says, and nothing else.
+    # Equal errors add up, so equal commands are the best teacher of precision. A curriculum of
+    # one's own shows what it says, and nothing else.
     runs = 0.0 if "curriculum" in typed else RUNS
     names = {"task": "traces", "group": "S5", "commands": "full", "runs": runs}
     return typed, new_config(typed, COMMAND, names, {"conv_width": n + 3}, rates_for(n))
@@ -648,7 +651,7 @@ def stages_learned(model, task, recipe, last, loss_of):
     # The last stage is asked of the result, on fresh traces. In training the weights of single
     # steps are asked, which are worse than their mean. Few reveals would leave it to luck.
     length, spacing = recipe.curriculum[-1]
-    traces = max(recipe.batch, 256 * spacing // length)
+    traces = max(recipe.batch, -(-256 * spacing // length))  # rounded up
     rng = generator(recipe.seed, "valid")
     batch = task.training_batch(traces, length, spacing, rng)
     _, metrics = loss_of(model, to_tensors(batch, device_of(model)), recipe)
