@@ -29,19 +29,19 @@ import torch.nn.functional as F
 
 from data import (Group, Parser, ReplTask, compose, draw_commands, generator, next_tokens, run,
                   run_commands)
-from eval import LENGTHS, device_of, evaluate, find_device, load, load_weights, predict, score
-from experiments import (FALLING, OLD, RATES, at, chapter, grid, make, make_arm,
-                         millions, percent, record, records, span, table, where)
+from eval import LENGTHS, device_of, evaluate, find_device, load, predict, score
+from experiments import (FALLING, OLD, RATES, at, chapter, grid, make, make_arm, millions, percent,
+                         read_rightly, records, span, table, where)
 from experiments.arms import ARMS, FACTORS, STAGES, cosine, in_last_tenth
-from experiments.inside import STORED, fit_image, settled_states, tracking_heads
+from experiments.inside import fit_image, settled_states, tracking_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw, ticks_at
 from experiments.snap import Snapped
 from models import LinRNN
 from train import RUNS, Recipe
 
-
 LOOPS = [1, 2, 3, 5]  # lines of a loop
 MOST = 64  # lines, as many as training has
+INTERVALS = [0, 1, 8, 16, 32, 64]  # lines from one time that the state is put back to the next
 
 
 # --- 1. When is a variable misread? ---------------------------------------------------------------
@@ -76,24 +76,13 @@ def first_misread(model, task, loops, most=MOST):
     for line in range(lines, most + 1, lines):
         _, state = model.stream(text, state)
         perms = compose(perms, once)
-        wrong = (read_variables(model, task, state, batch) != task.value_tokens[perms]).any(1)
+        wrong = ~read_rightly(model, task, state, perms)
         first[wrong & (first > most)] = line
     return first
 
 
-def read_variables(model, task, state, batch):
-    """What the model answers to a print of each variable, all from this state: [B, n]."""
-    said = []
-    for variable in range(task.group.degree):
-        asked = np.full(batch, variable)
-        question = task.reveal_tokens(asked, asked)[:, :-2]  # the value is left out
-        logits, _ = model.stream(torch.from_numpy(question).to(device_of(model)), state)
-        said.append(logits[:, -1].argmax(-1).cpu().numpy())
-    return np.stack(said, 1)
-
-
-def repeated_programs(model, task, length, spacing):
-    """The row of eval.py for programs in which one line repeats, with prints: each line once."""
+def repeated_programs(model, task, length=128, spacing=8):
+    """The row of eval.py for programs of one line, again and again, with prints; each line once."""
     commands = task.alphabet[:, None].repeat(length, 1)
     rng = generator(0, "test", length, spacing)
     asked = rng.integers(task.group.degree, size=(len(commands), length // spacing))
@@ -135,56 +124,46 @@ def drift(model, task, image, commands):
     return alpha.numpy(), E.abs().flatten(-2).amax(-1).numpy()
 
 
-def law(model, task, heads, lines=200):
-    """Both numbers by the number of lines, medians of 120 programs; uniform lines and the same."""
+def law(model, task, heads, lines=128):
+    """Both numbers after 1, 2, ... lines, medians of a program for each command of the alphabet.
+
+    Returns: a dict for fresh lines, and one for the same line again and again.
+    """
     model = copy.deepcopy(model).double()  # what float32 rounds off is not the question
     image, _ = fit_image(model, task, heads)
-    alphabet = task.alphabet
-    rng = generator(0, "test", lines, lines)
-    uniform = alphabet[rng.integers(len(alphabet), size=(len(alphabet), lines + 1))]
-    same = alphabet[:, None].repeat(lines + 1, 1)
+    same = task.alphabet[:, None].repeat(lines + 1, 1)
+    fresh = draw_commands(task.group, task.commands, same.shape[:2], generator(0, "test", lines))
 
-    row = {}
-    for name, commands in [("uniform", uniform), ("same", same)]:
-        alpha, E = drift(model, task, image, commands)
-        row[name] = {"alpha": np.median(alpha, 0).tolist(), "error": np.median(E, 0).tolist()}
-    return row
+    rows = []
+    for name, commands in [("fresh", fresh), ("same", same)]:
+        alpha, error = drift(model, task, image, commands)
+        rows.append({"lines": name, "alpha": np.median(alpha, 0).tolist(),
+                     "error": np.median(error, 0).tolist()})
+    return rows
 
 
-def slope(errors, begin=1, end=64):
-    """The exponent of the growth between these numbers of lines, by least squares."""
-    lines = np.arange(begin, end + 1)
-    return np.polyfit(np.log(lines), np.log(errors[begin - 1:end]), 1)[0]
+def slope(errors, end=64):
+    """The exponent of their growth from 1 line to so many, by least squares."""
+    return np.polyfit(np.log(np.arange(1, end + 1)), np.log(errors[:end]), 1)[0]
 
 
 # --- 3. The study ---------------------------------------------------------------------------------
 #
-# `default` has the default command of train.py, on twenty seeds. `repeats` has other recipes, other
-# mixers, and what the heads of ten models hold (kind: recipe, arm, inside).
+# `default` has the default command of train.py, on twenty seeds. `repeats` has the same network by
+# two other recipes, and other mixers. OLD is the recipe of train.py before its traces had runs.
+
+RECIPES = {
+    "old": OLD,
+    "default": {},
+    # A quiet end at 256 lines: the rates fall to 0. So 256 is a length of training.
+    "to 256": {"curriculum": [*Recipe().curriculum, (256, 32)],
+               "stage_steps": [0, 0, 0, 0, 100, 150]}}
 
 DEFAULT_CELLS = grid(seed=range(80, 100))
-OLD_CELLS = grid(kind=["recipe"], recipe=["old"], seed=range(80, 85))
-LONG_CELLS = grid(kind=["recipe"], recipe=["to 256"], seed=range(80, 83))
-ARM_CELLS = grid(kind=["arm"], arm=["linrnn", "linrnn-beta1", "transformer", "lstm"],
-                 runs=[0.0, RUNS], millions=[5], seed=[80])
-INSIDE_CELLS = [*grid(kind=["inside"], recipe=["default"], seed=range(5)),
-                *grid(kind=["inside"], recipe=["old"], seed=range(80, 85))]
-
-TESTS = [*LENGTHS, (512, 64), (1024, 128)]
-INTERVALS = [0, 1, 8, 16, 32, 64]  # lines from one snap to the next; 0: the model alone
-
-
-def plan_recipe(cell):
-    """The run of `python train.py --model linrnn --group S5 --seed N`, or another recipe."""
-    name = cell.get("recipe", "default")
-    recipe = {"default": {}, "old": OLD, "to 256": TO_256}[name]
-    runs = 0.0 if name == "old" else RUNS
-    task = LongTraces(Group("S5"), runs=runs)
-    return task, partial(make_arm, LinRNN, task), Recipe(seed=cell["seed"], **recipe), TESTS
-
-
-# In the last stage the rates fall to 0 (FALLING).
-TO_256 = {"curriculum": [*Recipe().curriculum, (256, 32)], "stage_steps": [0, 0, 0, 0, 100, 150]}
+OLD_CELLS = grid(recipe=["old"], seed=range(80, 85))
+LONG_CELLS = grid(recipe=["to 256"], seed=[80])
+ARM_CELLS = grid(arm=["linrnn-beta1", "transformer", "lstm"], runs=[0.0, RUNS], millions=[5],
+                 seed=[80])
 
 
 class LongTraces(ReplTask):
@@ -203,20 +182,27 @@ class Mix(ReplTask):
         return super().training_batch(batch, *STAGES[stage], rng)
 
 
+def plan(cell):
+    """The run of `python train.py --model linrnn --group S5 --seed N`, or another recipe."""
+    name = cell.get("recipe", "default")
+    task = LongTraces(Group("S5"), runs=0.0 if name == "old" else RUNS)
+    recipe = Recipe(**RECIPES[name], seed=cell["seed"])
+    return task, partial(make_arm, LinRNN, task), recipe, [*LENGTHS, (512, 64), (1024, 128)]
+
+
 def plan_arm(cell):
-    """An arm of the chapter `arms`, with its rates, on uniform commands or on runs."""
-    rates = RATES[cell["arm"]]
+    """An arm of `arms` by its rates, on uniform commands or on runs."""
     factor = FACTORS[cell["arm"]]
+    rates = RATES[cell["arm"]]
     task = Mix(Group("S5"), runs=cell["runs"])
     recipe = Recipe(curriculum=[STAGES[-1]], last_steps=10**6, seed=cell["seed"],
                     optimizer=rates["optimizer"], lr=factor * rates["lr"],
                     matrix_lr=factor * rates["matrix_lr"])
-    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, [(8, 1), (64, 8), (128, 16)]
+    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, [(8, 1), (64, 8)]
 
 
-def measure(model, task, tests):
-    """A row of eval.py for each test, with fewer traces where they are long; and one for each loop.
-    """
+def measure_loops(model, task, tests):
+    """A row of eval.py for each test, with fewer traces where they are long; one for each loop."""
     rows = []
     for length, spacing in tests:
         rows.append(evaluate(model, task, length, spacing, traces=min(256, 2**16 // length)))
@@ -226,176 +212,140 @@ def measure(model, task, tests):
     return rows
 
 
-def measure_inside(model, task):
-    """The law, and programs of one line, put back after some lines; those with prints alone."""
+def measure(model, task, tests):
+    """The same; the law; and programs of one line, put back after so many lines (0: never)."""
+    rows = measure_loops(model, task, tests)
     image, _ = fit_image(model, task, tracking_heads(model, task))
-    rows = []
     for interval in INTERVALS:
         reader = Snapped(model, task, image, interval) if interval else model
-        rows.append({"interval": interval, **repeated_programs(reader, task, 256, 16)})
-    return {"law": law(model, task, image.heads), "put back": rows,
-            "prints": repeated_programs(model, task, 128, 8)}
+        rows.append({"interval": interval, **repeated_programs(reader, task)})
+    return [*rows, *law(model, task, image.heads)]
 
 
 def make_missing():
-    make("default", DEFAULT_CELLS, plan_recipe, measure)
-    make("repeats", OLD_CELLS, plan_recipe, measure)
-    make("repeats", LONG_CELLS, plan_recipe, measure, **FALLING)
-    for cell in ARM_CELLS:
-        cap = 1e6 * cell["millions"]
-        make("repeats", [cell], plan_arm, measure, rate_of=partial(cosine, cap=cap),
-             averaged=partial(in_last_tenth, cap=cap))
-
-    for cell in INSIDE_CELLS:
-        if not records("repeats", **cell):
-            print(f"missing: {cell}", flush=True)
-            record("repeats", cell | measure_inside(*reversed(model_of(cell))))
-
-
-def model_of(cell):
-    """The task and the model of a cell: a stored one, or one of OLD_CELLS."""
-    if cell["recipe"] == "default":
-        return load(STORED[cell["seed"]])
-    task, make_model, _, _ = plan_recipe(cell)
-    return task, load_weights(make_model(), f"runs/repeats/recipe-old-{cell['seed']}")
+    make("default", DEFAULT_CELLS, plan, measure)
+    make("repeats", OLD_CELLS, plan, measure)
+    make("repeats", LONG_CELLS, plan, measure, **FALLING)
+    cap = 5e6
+    make("repeats", ARM_CELLS, plan_arm, measure_loops, rate_of=partial(cosine, cap=cap),
+         averaged=partial(in_last_tenth, cap=cap))
 
 
 # --- 4. The tables --------------------------------------------------------------------------------
 
-def first_of(row, lines=1):
-    """The lines after which the loops of so many lines are first misread: an array."""
-    return np.array(next(result["first"] for result in row["results"]
-                         if result.get("loop") == lines))
+def part(row, **conditions):
+    """The one result of a row in which these keys have these values."""
+    return where(row["results"], **conditions)[0]
 
 
 def misread(within, lines=1):
     """A column of a table: how many of the 120 loops are misread within so many lines."""
-    return lambda rows: span([(first_of(row, lines) <= within).sum() for row in rows], 0)
+    return lambda rows: span([misread_of(row, within, lines) for row in rows], 0)
 
 
-def least(rows):
-    """A column of a table: the number of lines after which the first of all loops is misread."""
-    return span([first_of(row).min() for row in rows], 0)
+def misread_of(row, within, lines=1):
+    return sum(first <= within for first in part(row, loop=lines)["first"])
 
 
-def show():
-    rows = recipes()
-    right = {f"({length},{S})": percent(length) for length, S in TESTS[1:]}
-    table("Three recipes: reveals right in % (a guess has 20), and how many of the 120 lines, each "
-          "typed\nagain and again, are misread within 16, 32 and 64; least-greatest of the seeds",
-          rows, ["recipe"], {
-              "runs": lambda rows: str(len(rows)), "million": millions, **right,
-              "16": misread(16), "32": misread(32), "64": misread(64)})
-
-    print("\nThe default command, twenty seeds, each list sorted\n")
-    default = where(rows, recipe="default")
-    for length, S in TESTS:
-        print_sorted(f"({length},{S})", [100 * at(row, length)["all"] for row in default], 2)
-    for within in (32, MOST):
-        counts = [(first_of(row) <= within).sum() for row in default]
-        print_sorted(f"misread within {within}", counts, 0)
-
-    table("Loops of several lines: how many of 120 are misread within 64 lines",
-          rows, ["recipe"], {f"{lines} lines": misread(MOST, lines) for lines in LOOPS})
-
-    table("Other mixers, 5 million tokens of the mix of `arms`, one seed each: reveals right in %, "
-          "and\nhow many of the 120 lines are misread within 4, 8, 16, 32 and 64",
-          records("repeats", kind="arm"), ["arm", "runs"], {
-              "(8,1)": percent(8), "(64,8)": percent(64), "(128,16)": percent(128),
-              **{str(within): misread(within) for within in (4, 8, 16, 32, 64)}})
-
-    inside = records("repeats", kind="inside")
-    lines = [4, 16, 64, 128]
-    for kind, name in [("uniform", "uniform lines"), ("same", "the same line")]:
-        table(f"What five heads hold after {name}: alpha, the length that is left; the largest "
-              "entry of\nthe error E; and the exponent of its growth from 1 to 64 lines", inside,
-              ["recipe"], {
-                  **{f"alpha {k}": held(kind, "alpha", k) for k in lines},
-                  **{f"E {k}": held(kind, "error", k) for k in lines},
-                  "exponent": exponent(kind)})
-
-    table("One line, 256 times, a print after every 16, the state put back after every so many "
-          "lines:\nprograms without an error, of 120 each of five models (0: never put back)",
-          inside, ["recipe"], {str(interval): whole(interval) for interval in INTERVALS})
-    table("One line, 128 times, a print after every 8: reveals right in %, whole programs of 120",
-          inside, ["recipe"], {
-              "right": lambda rows: span([100 * row["prints"]["all"] for row in rows]),
-              "whole": lambda rows: span([120 * row["prints"]["perfect"] for row in rows], 0)})
+def whole(interval):
+    """A column of a table: programs of one line without an error, of the 120 of each run."""
+    return lambda rows: span([120 * part(row, interval=interval)["perfect"] for row in rows], 0)
 
 
-def recipes():
-    """The runs of the three recipes, the old one first."""
-    default = [row | {"recipe": "default"} for row in records("default")]
-    return [*records("repeats", recipe="old", kind="recipe"), *default,
-            *records("repeats", recipe="to 256")]
-
-
-def print_sorted(name, values, digits):
-    """A line of numbers, from the least to the greatest."""
-    text = " ".join(f"{value:.{digits}f}" for value in sorted(values))
-    print(fill(text, 100, initial_indent=f"{name:>18}  ", subsequent_indent=" " * 20))
-
-
-def held(kind, name, lines):
+def after(lines, kind, name):
     """A column of a table: a number of the law after so many lines."""
-    return lambda rows: span([row["law"][kind][name][lines - 1] for row in rows], 2)
+    return lambda rows: span([part(row, lines=kind)[name][lines - 1] for row in rows], 2)
 
 
 def exponent(kind):
     """A column of a table: the exponent with which the error grows."""
-    return lambda rows: span([slope(row["law"][kind]["error"]) for row in rows], 2)
+    return lambda rows: span([slope(part(row, lines=kind)["error"]) for row in rows], 2)
 
 
-def whole(interval):
-    """A column of a table: programs without an error, of all models."""
-    def count_whole(rows):
-        found = [where(row["put back"], interval=interval)[0] for row in rows]
-        right = sum(round(120 * row["perfect"]) for row in found)
-        return f"{right} of {120 * len(found)}"
-    return count_whole
+def recipes():
+    """The runs of the three recipes."""
+    default = [row | {"recipe": "default"} for row in records("default")]
+    return [*records("repeats", recipe="old"), *default, *records("repeats", recipe="to 256")]
+
+
+def show():
+    rows = recipes()
+    table("Reveals right in % (a guess has 20), least-greatest of the runs", rows, ["recipe"], {
+        "runs": lambda rows: str(len(rows)), "million tokens": millions,
+        **{f"({length},{length // 8})": percent(length) for length in (64, 128, 256, 512, 1024)}})
+
+    table("Of 120 lines, each typed again and again, misread within 16, 32 and 64 lines; of 120\n"
+          "loops of 2, 3 and 5 lines, misread within 64", rows, ["recipe"], {
+              **{str(within): misread(within) for within in (16, 32, 64)},
+              **{f"loops of {lines}": misread(MOST, lines) for lines in LOOPS[1:]}})
+
+    table("One line, 128 times, a print after every 8: programs without an error, of 120, by the\n"
+          "lines from one time that the state is put back to the next (snap.py; 0: never)",
+          rows, ["recipe"], {str(interval): whole(interval) for interval in INTERVALS})
+
+    for kind in ("fresh", "same"):
+        table(f"The law, {kind} lines: alpha, the length that is left; the largest entry of E; and "
+              "the\nexponent of its growth from 1 to 64 lines", rows, ["recipe"], {
+                  **{f"alpha {k}": after(k, kind, "alpha") for k in (16, 64, 128)},
+                  **{f"E {k}": after(k, kind, "error") for k in (4, 16, 64)},
+                  "exponent": exponent(kind)})
+
+    table("Other mixers, 5 million tokens of the mix of `arms`, with a share of runs: reveals\n"
+          "right in %, and how many of the 120 lines are misread within 2, 4, 8, 16 and 64",
+          records("repeats", millions=5), ["arm", "runs"], {
+              "(8,1)": percent(8), "(64,8)": percent(64),
+              **{str(within): misread(within) for within in (2, 4, 8, 16, 64)}})
+
+    print("\nThe runs of the default command, each list from the least to the greatest\n")
+    default = where(rows, recipe="default")
+    for length in (64, 128, 256, 512, 1024):
+        right = sorted(f"{100 * at(row, length)['all']:6.2f}" for row in default)
+        print(fill(" ".join(right), 100, initial_indent=f"right at {length:4}   ",
+                   subsequent_indent=" " * 16))
+    for within in (32, MOST):
+        counts = sorted(misread_of(row, within) for row in default)
+        print(f"misread in {within}  ", *counts)
 
 
 def picture():
     """The error by the number of lines, and the lines that are still right."""
-    inside = records("repeats", kind="inside", recipe="default")
     figure, ((left, right),) = canvas(
         "Errors of fresh lines add up as a root, those of one line in proportion;\n"
-        "training on runs of one line makes a line exact", 1, 2, (9.5, 4.2))
+        "training on runs makes lines exact", 1, 2, (9.5, 4.2))
 
-    lines = np.arange(1, 201)
+    default = where(recipes(), recipe="default")
     found = {}
-    for kind, name, colour in [("uniform", "fresh lines", BLUE), ("same", "the same line", RED)]:
-        found[name] = lines, [row["law"][kind]["error"] for row in inside], colour
-    left.set(xscale="log", yscale="log", xlabel="lines", ylabel="largest entry of the error E")
+    for kind, name, colour in [("fresh", "fresh lines", BLUE), ("same", "the same line", RED)]:
+        errors = [part(row, lines=kind)["error"] for row in default]
+        found[name] = range(1, 1 + len(errors[0])), errors, colour
+    left.set(yscale="log", xlabel="lines", ylabel="largest entry of the error E")
     draw(left, found, trained=64)
+    ticks_at(left, [1, 4, 16, 64, 128])
 
     found = {}
     for recipe, name, colour in [("old", "no runs", GREY), ("default", "runs", BLUE)]:
-        first = [first_of(row) for row in where(recipes(), recipe=recipe)]
-        alive = [[(of_run > k).mean() for k in range(1, MOST + 1)] for of_run in first]
-        found[name] = lines[:MOST], alive, colour
-    right.set(ylim=(0, 1.02), xlabel="times that one line is repeated",
-              ylabel="of 120 lines, still right")
+        lost = [[misread_of(row, within) for within in range(1, MOST + 1)]
+                for row in where(recipes(), recipe=recipe)]
+        found[name] = range(1, MOST + 1), 1 - np.array(lost) / 120, colour
+    right.set(ylim=(0, 1.02), xlabel="times that a line is repeated", ylabel="lines still right")
     draw(right, found)
-    ticks_at(left, [1, 4, 16, 64, 200])
     return figure
 
 
 # --- 5. The command line --------------------------------------------------------------------------
 
 def of_run(argv):
-    """What `python -m experiments.repeats DIR` does."""
-    parser = Parser(prog="python -m experiments.repeats", description="The loops of one run.")
+    """The loops of one run."""
+    parser = Parser(of_run.__doc__, prog="python -m experiments.repeats")
     parser.add_argument("DIR", help="a run folder of traces")
-    args = parser.parse_args(argv)
+    task, model = load(parser.parse_args(argv).DIR, find_device())
 
-    task, model = load(args.DIR, find_device())
     rows = []
     for lines in LOOPS:
         first = first_misread(model, task, loops_of(task, lines))
-        rows.append({"lines of the loop": lines, "loops": len(first), **{
-            f"within {within}": int((first <= within).sum()) for within in (16, 32, 64)}})
-    table("Loops that are misread within so many lines", rows, [*rows[0]], {})
+        rows.append({"lines": lines, "loops": len(first)} | {
+            f"within {within}": (first <= within).sum() for within in (16, 32, 64)})
+    table("Loops of so many lines that are misread within 16, 32 and 64 lines", rows, rows[0], {})
 
 
 def main(argv=None):

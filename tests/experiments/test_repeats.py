@@ -119,7 +119,6 @@ def test_the_length_that_is_left_and_the_error_are_told_apart(monkeypatch):
 def test_the_errors_of_equal_lines_add_up_sooner_than_those_of_fresh_ones():
     """In a noisy head; and the exponent is that of a power."""
     machine = SwapMachine("S4", 0.01)
-    found = law(machine, machine.task, HEADS, 40)
-    growth = {kind: slope(found[kind]["error"], 4, 40) for kind in found}
-    assert growth["uniform"] < 0.7 < growth["same"], growth
+    fresh, same = [slope(row["error"], 40) for row in law(machine, machine.task, HEADS, 40)]
+    assert fresh < 0.7 < same
     assert abs(slope(3 * np.arange(1, 65) ** 0.5) - 0.5) < 1e-10
