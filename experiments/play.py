@@ -8,7 +8,7 @@ stands beside its answer. Whatever the model said, it reads on with Python's val
 Only commands of its own task are executed. The end of the input ends the session.
 
 Finding. After 64 random commands without a print the stored model has every value right, from 256
-states of 256; after 256 commands it has so from 248 of them (unseen.py). Each print helps it, for
+states of 256; after 256 commands it has so from 252 of them (unseen.py). Each print helps it, for
 the answer tells the model one of the values.
 
 Source: the session is that of Siems et al. 2026 (arXiv 2602.14814), section 3.
