@@ -50,7 +50,7 @@ def draw_commands(group, commands, shape, rng):
 
 # Training may show runs of one command. A model's error in a command is small, and in a trace of
 # uniform commands most errors differ, so that they partly cancel. Equal errors add up: equal
-# commands are the best teacher of precision (experiments/repeats.py).
+# commands are the best teacher of precision.
 STAY = 0.8  # probability that a command of such a trace is the one before it: runs of 5, on average
 SHORTEST_WITH_RUNS = 8  # commands of a trace
 
