@@ -28,6 +28,7 @@ S5, swaps and full ones, with S = 1 to 4. Yang et al. 2024 (arXiv 2412.06464): t
 Next: inside.py.
 """
 
+import math
 from collections import Counter
 from functools import partial
 from textwrap import fill
@@ -154,7 +155,7 @@ class AllStages(ReplTask):
 
 def cosine(recipe, progress, cap):
     """A hook of train(): the rates fall to 0 over `cap` tokens."""
-    return share_of_peak(recipe, progress) * (1 + np.cos(np.pi * progress.tokens / cap)) / 2
+    return share_of_peak(recipe, progress) * (1 + math.cos(math.pi * progress.tokens / cap)) / 2
 
 
 def in_last_tenth(recipe, progress, cap):
