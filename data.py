@@ -48,6 +48,28 @@ def draw_commands(group, commands, shape, rng):
     return rng.choice(group.transpositions, size=shape)
 
 
+# Training may show runs of one command. A model's error in a command is small, and in a trace of
+# uniform commands most errors differ, so that they partly cancel. Equal errors add up: equal
+# commands are the best teacher of precision.
+STAY = 0.8  # probability that a command of such a trace is the one before it: runs of 5, on average
+SHORTEST_WITH_RUNS = 8  # commands of a trace
+
+
+def repeat_commands(commands, rng):
+    """Commands in runs: each is replaced by the one before it with the probability STAY.
+
+    Shapes: [B, L, n] -> [B, L, n].
+    """
+    batch, length, _ = commands.shape
+    stays = rng.random((batch, length)) < STAY
+
+    # A run shows its first command throughout: the latest one that does not stay, or the first of
+    # the trace.
+    first = np.where(stays, 0, np.arange(length))
+    first = np.maximum.accumulate(first, 1)
+    return np.take_along_axis(commands, first[..., None], 1)
+
+
 def compose(g, h):
     """First g, then h: the permutation i -> g[h[i]].  Shapes: [..., n], [..., n] -> [..., n]."""
     # new[i] = old[g[i]], and after it newest[i] = new[h[i]] = old[g[h[i]]].
@@ -123,17 +145,21 @@ class ReplTask(Lexer):
     A token is a symbol of a small lossless lexer; a comma belongs to the name after it. A trace has
     T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
 
-    Raises: UserError if the commands are swaps and the group has none.
+    runs: the share of the traces of a training batch in which commands come in runs, from 0 to 1.
+    Raises: UserError if the commands are swaps and the group has none, or runs are no share.
     """
 
     more_symbols = []  # of a subclass whose traces contain other lines, too
 
-    def __init__(self, group, commands="full"):
+    def __init__(self, group, commands="full", runs=0.0):
         self.group = group
         self.commands = commands
+        self.runs = runs
         self.chance = group.chance
         if commands == "swap":
             group.require_swaps()  # here, and not at the first batch
+        if not 0 <= runs <= 1:
+            raise UserError(f"runs are a share of the traces, from 0 to 1; got {runs}")
 
         # The vocabulary: marks, names at the start of a list, names within it, values.
         self.names = string.ascii_lowercase[:group.degree]
@@ -154,14 +180,23 @@ class ReplTask(Lexer):
 
     # Batches.
 
+    def training_batch(self, batch, length, spacing, rng):
+        """As test_batch, but for runs of one command in some of the traces (repeat_commands)."""
+        # Two commands are too few for a run: such traces teach what a command is.
+        in_runs = round(self.runs * batch) if length >= SHORTEST_WITH_RUNS else 0
+        return self.draw_batch(batch, length, spacing, rng, in_runs)
+
     def test_batch(self, batch, length, spacing, rng):
         """Uniform commands, and after every `spacing` of them one uniform reveal."""
+        return self.draw_batch(batch, length, spacing, rng, 0)
+
+    def draw_batch(self, batch, length, spacing, rng, in_runs):
+        """Traces of uniform commands, of which the first `in_runs` traces have runs."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
+        commands[:in_runs] = repeat_commands(commands[:in_runs], rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
         return next_tokens(*self.write(commands, asked, spacing))
-
-    training_batch = test_batch
 
     @staticmethod
     def check(length, spacing):

@@ -221,8 +221,8 @@ def read_checkpoint(folder, device="cpu"):
 def make(config):
     """The task of a config, and its model before training.
 
-    config: task ("traces"), group, commands, model, options (of the model) and seed, all of them
-        names and numbers. So no code runs that a run folder from elsewhere has brought.
+    config: task ("traces"), group, commands, runs, model, options (of the model) and seed, all of
+        them names and numbers. So no code runs that a run folder from elsewhere has brought.
     Raises: UserError for names or sizes that are not possible.
     """
     kind = config.get("task", "a task without a name")
@@ -232,7 +232,8 @@ def make(config):
     if missing:
         raise UserError(f"the config of this run does not name its {', '.join(sorted(missing))}")
 
-    task = ReplTask(Group(config["group"]), config["commands"])
+    # An older config does not say it: nothing in its traces came in runs.
+    task = ReplTask(Group(config["group"]), config["commands"], config.get("runs", 0.0))
     return task, make_model(config, task)
 
 

@@ -12,10 +12,11 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from data import Parser
-from eval import evaluate
+from eval import device_of, evaluate
 from train import share_of_peak, train
 
 RESULTS = Path(__file__).parent / "results"
@@ -28,6 +29,8 @@ RATES = {
     "transformer": {"optimizer": "muon", "lr": 1e-3, "matrix_lr": 5e-3},
     "lstm": {"optimizer": "adamw", "lr": 5e-4, "matrix_lr": 5e-4}}
 
+# The recipe of train.py before its traces had runs of one command (the chapter `repeats`).
+OLD = {"lr": 4e-3, "matrix_lr": 0.02, "last_steps": 150}
 
 
 def make_arm(model_class, task, conv_width=None):
@@ -98,6 +101,23 @@ def make(name, cells, plan, measure=None, **hooks):
 
         results = (measure or evaluate_all)(model, task, tests)
         record(name, cell | summary(model, log) | {"results": results})
+
+
+@torch.no_grad()
+def read_rightly(model, task, state, perms):
+    """Whether a model that is asked for every variable answers all of them as perms [B, n]: [B].
+
+    Each question starts from the same state of model.stream, so that none tells the model anything
+    about another.
+    """
+    right = np.ones(len(perms), bool)
+    for variable in range(task.group.degree):
+        asked = np.full(len(perms), variable)
+        question = task.reveal_tokens(asked, asked)[:, :-2]  # the value is left out
+        logits, _ = model.stream(torch.from_numpy(question).to(device_of(model)), state)
+        said = logits[:, -1].argmax(-1).cpu().numpy()
+        right &= said == task.value_tokens[perms[:, variable]]
+    return right
 
 
 def evaluate_all(model, task, tests):

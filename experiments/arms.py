@@ -28,6 +28,7 @@ S5, swaps and full ones, with S = 1 to 4. Yang et al. 2024 (arXiv 2412.06464): t
 Next: inside.py.
 """
 
+import math
 from collections import Counter
 from functools import partial
 from textwrap import fill
@@ -37,7 +38,7 @@ import torch
 from torch import nn
 
 from data import Group, ReplTask, draw_commands, next_tokens, run
-from eval import LENGTHS, evaluate
+from eval import evaluate
 from experiments import (RATES, at, chapter, grid, k_of_n, make, make_arm, millions, minutes,
                          percent, records, span, table, where)
 from experiments.groups import draw_sparse_commands
@@ -154,7 +155,7 @@ class AllStages(ReplTask):
 
 def cosine(recipe, progress, cap):
     """A hook of train(): the rates fall to 0 over `cap` tokens."""
-    return share_of_peak(recipe, progress) * (1 + np.cos(np.pi * progress.tokens / cap)) / 2
+    return share_of_peak(recipe, progress) * (1 + math.cos(math.pi * progress.tokens / cap)) / 2
 
 
 def in_last_tenth(recipe, progress, cap):
@@ -210,15 +211,6 @@ def mean_accuracy(row):
     return np.mean([result["all"] for result in row["results"]])
 
 
-DEFAULT_CELLS = grid(seed=range(20, 25))
-
-
-def plan_default(cell):
-    """The run of `python train.py --model linrnn --group S5 --seed N`, on uniform commands."""
-    task = ReplTask(Group("S5"))
-    return task, partial(make_arm, LinRNN, task), Recipe(seed=cell["seed"]), LENGTHS
-
-
 # --- 3. How many commands may share a reveal? -----------------------------------------------------
 
 SPACINGS = [1, 2, 4, 8]
@@ -239,13 +231,12 @@ def plan_spacing(cell):
     task = ReplTask(Group(cell["group"]))
     stage = (8, cell["spacing"])
     before = [(2, 1)] if cell["first"] else []
-    recipe = Recipe(curriculum=[*before, stage, stage], max_steps=10**6, seed=cell["seed"],
-                    **RATES[cell["arm"]])
+    recipe = Recipe(curriculum=[*before, stage, stage], last_steps=150, max_steps=10**6,
+                    seed=cell["seed"], **RATES[cell["arm"]])
     return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, [stage]
 
 
 def make_missing():
-    make("default", DEFAULT_CELLS, plan_default)
     for name, cells, of in [("arms_rates", RATE_CELLS, measure_rates), ("arms", CELLS, measure)]:
         for cap in sorted({cell["millions"] for cell in cells}):
             make(name, where(cells, millions=cap), plan, of, rate_of=partial(cosine, cap=1e6 * cap),
@@ -264,10 +255,6 @@ def show():
           "the LSTM",
           in_order(records("arms_rates")), ["arm"],
           {str(factor): mean_at(factor) for factor in (0.25, 0.5, 1, 2, 4, 8, 16)})
-
-    table("The default command, five seeds: reveals right in %",
-          records("default"), ["seed"], {"read": millions, "minutes": minutes, **{
-              f"({length},{spacing})": percent(length) for length, spacing in LENGTHS}})
 
     table("Traces of 8 commands, a reveal after every S, alone or behind another stage: runs that "
           "learned\nthem, with over 97% of the reveals in three batches in a row",
@@ -332,7 +319,8 @@ def is_learned(row):
 
 def side_by_side():
     """The linear RNN by the stages of train.py, and by all stages at once with so many tokens."""
-    rows = [row | {"curriculum": "stages"} for row in records("default")]
+    # Both read uniform commands. The default command has runs besides (the chapter `repeats`).
+    rows = [row | {"curriculum": "stages"} for row in records("repeats", recipe="old")]
     at_once = records("arms", arm="linrnn")
     for row in sorted(at_once, key=lambda row: row["millions"]):
         rows.append(row | {"curriculum": f"at once, {row['millions']} million"})

@@ -92,8 +92,9 @@ def rule_for(n):
     conv_width   n + 1 tokens see one side of a command; there are two to spare.
     d_model      two heads from n = 8 on. A key needs 2n dimensions (scan.py). A head has at least
                  2n + 8 of them, in steps of 8, and at least 32.
-    lr           train.rates_for(n): falls as 1 / n above five variables, and that of the matrices
-                 as 1 / sqrt n.
+    lr           twice train.rates_for(n), which falls as 1 / n above five variables, and that of
+                 the matrices as 1 / sqrt n. The rates of train.py are for traces with runs of one
+                 command (the chapter `repeats`), and these records are older.
     last_steps   smaller rates need more steps. With 150 a model is right, but imprecise, and loses
                  long traces by drift.
     max_steps    the wait for (2,1) is longer.
@@ -101,7 +102,8 @@ def rule_for(n):
                  In 64 commands the errors do not add up to one that the loss would see.
     """
     options = {"conv_width": n + 3}
-    recipe = {**rates_for(n), "max_steps": 5000}
+    rates = {name: 2 * rate for name, rate in rates_for(n).items()}
+    recipe = {**rates, "last_steps": 150, "max_steps": 5000}
 
     if n > 7:
         quarter = -(-n // 4)  # rounded up

@@ -6,10 +6,11 @@ read P off the state, take the nearest permutation, and write its image back. No
 no state is listed: S26 has 4 * 10^26 of them.
 
 Finding. Put back after every command, the state lasts 8,192 commands on every recorded model, from
-S3 to S26; alone the five models of S5 are near chance there. Rarer snaps do for 2,048 commands: one
-in 192 for S5, one in 64 for S8, S12 and one model of S26. The automaton inside the network, found
-by clustering alone, is the group in ten of ten runs. But a state once put on the wrong place stays
-wrong.
+S3 to S26; alone the five models of S5 are near chance there. Rarer snaps do for 2,048 uniform
+commands: one in 192 for S5, one in 64 for S8, S12 and one model of S26. A command that comes again
+and again needs a snap sooner, on S5 after 32 of them at the latest (repeats.py). The automaton
+inside the network, found by clustering alone, is the group in ten of ten runs. But a state once put
+on the wrong place stays wrong.
 
 Commands, where DIR is a run folder, such as experiments/results/models/linrnn-S5-seed0:
     python -m experiments.snap                  the tables, from the records
@@ -32,20 +33,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from data import Parser, UserError, at_least, generator, run, stages
+from data import Parser, at_least, generator, run, stages
 from eval import evaluate, evaluate_and_print, load
 from experiments import (RESULTS, at, chapter, grid, k_of_n, percent, record, records, span, table,
                          where)
 from experiments.groups import compose, index, shortest_words
-from experiments.inside import (LinearImage, collect_states, nearest, read_heads, settling_tokens,
+from experiments.inside import (Untracked, collect_states, fit_image, read_heads, settling_tokens,
                                 tracking_heads, write_heads)
 from experiments.plots import BLUE, RED, canvas, count, draw, ticks_at
 
 MOST_STATES = 1000  # of an automaton: S6 has 720
-
-
-class Untracked(UserError):
-    """The heads do not hold a state of the group: the model has not learned it."""
 
 
 # --- 1. Putting a state back ----------------------------------------------------------------------
@@ -93,28 +90,6 @@ class Snapped(nn.Module):
         commas = [vocab.index(f", {name}") for name in self.task.names]
         mark = vocab.index("\n" if self.task.commands == "swap" else " = ")
         return torch.isin(window[:, :-2], window.new_tensor(commas)) & (window[:, 1:-1] == mark)
-
-
-def fit_image(model, task, heads):
-    """The LinearImage of these heads, and a dict of how well it holds on 16 fresh traces.
-
-    The residual is what the image leaves of the fresh states, as a share of their spread.
-    Raises: Untracked if fewer than 95% of the fresh states are read as the permutation they hold.
-    """
-    if not heads:
-        raise Untracked("no head of this model tracks; `python eval.py DIR` evaluates it alone")
-    traces = max(64, task.group.degree**2 // 4)  # four states or more for each direction
-    states, perms = collect_states(model, task, heads, traces + 16, 16, generator(0, "valid", 16))
-    image = LinearImage(heads, states[:traces], perms[:traces])
-
-    fresh = states[traces:]
-    read = nearest(image.read(fresh)).numpy()
-    right = (read == perms[traces:]).all(-1).mean()
-    if right < 0.95:
-        raise Untracked(f"the heads do not hold the permutation ({right:.0%} read): train longer")
-
-    residual = (fresh - image.correct(fresh)).norm() / (fresh - fresh.mean((0, 1))).norm()
-    return image, {"heads": heads, "directions": len(image.sizes), "residual": residual.item()}
 
 
 # --- 2. The automaton inside ----------------------------------------------------------------------

@@ -35,8 +35,8 @@ from tqdm import tqdm
 from data import (Group, Parser, ReplTask, UserError, at_least, compose, draw_commands, generator,
                   next_tokens, run, run_commands)
 from eval import LENGTHS, device_of, find_device, load, predict, read_checkpoint, wilson
-from experiments import (at, chapter, evaluate_all, grid, make, make_arm, percent, record, records,
-                         table, where)
+from experiments import (OLD, at, chapter, evaluate_all, grid, make, make_arm, percent,
+                         read_rightly, record, records, table, where)
 from experiments.groups import shortest_words
 from experiments.plots import BLUE, canvas, count, dot, draw, ticks_at
 from models import LinRNN
@@ -152,21 +152,11 @@ def pass_generators(model, task, states, depth, rng):
     _, before = model.stream(torch.from_numpy(np.hstack([start, lines])).to(device))
     perms = run_commands(commands)[:, -1]
 
-    # Each question starts from the same state, so none tells the model anything about another.
     right = []
     for command in tqdm(generators(task), leave=False, disable=None):
         line = np.tile(task.command_tokens(command), (states, 1))
         _, after = model.stream(torch.from_numpy(line).to(device), before)
-        expected = perms[:, command]  # [states, n]
-
-        passed = np.ones(states, bool)
-        for variable in range(task.group.degree):
-            asked = np.full(states, variable)
-            question = task.reveal_tokens(asked, asked)[:, :-2]  # the value is left out
-            logits, _ = model.stream(torch.from_numpy(question).to(device), after)
-            said = logits[:, -1].argmax(-1).cpu().numpy()
-            passed &= said == task.value_tokens[expected[:, variable]]
-        right.append(passed)
+        right.append(read_rightly(model, task, after, perms[:, command]))
     return np.stack(right, 1)
 
 
@@ -210,7 +200,7 @@ CELLS = [  # seen: commands in training
 
 def plan(cell):
     task = UnseenTask(Group("S5"), cell["seen"])
-    return task, partial(make_arm, LinRNN, task), Recipe(seed=cell["seed"]), LENGTHS
+    return task, partial(make_arm, LinRNN, task), Recipe(**OLD, seed=cell["seed"]), LENGTHS
 
 
 def measure(model, task, tests):

@@ -301,8 +301,8 @@ def plan_ladder(cell):
     """Uniform words. The stages double in length, from 2 to 64."""
     task = WordTask(Group(cell["group"]))
     rates = RATES.get(cell["arm"], RATES["linrnn"])
-    recipe = Recipe(curriculum=[(2**i, 1) for i in range(1, 7)], batch=64, max_steps=10**6,
-                    seed=cell["seed"], **rates)
+    recipe = Recipe(curriculum=[(2**i, 1) for i in range(1, 7)], last_steps=150, batch=64,
+                    max_steps=10**6, seed=cell["seed"], **rates)
     return task, partial(RUNGS[cell["arm"]], len(task.vocab)), recipe, [(64, 1), (256, 1)]
 
 

@@ -259,6 +259,45 @@ def test_numbers_that_are_too_small_or_no_numbers_are_refused_before_any_work(re
             data.at_least(0, float)(text)
 
 
+# --- Runs of one command --------------------------------------------------------------------------
+
+class Recorder(ReplTask):
+    """Keeps the commands of the last batch."""
+
+    def write(self, commands, *rest):
+        self.drawn = commands
+        return super().write(commands, *rest)
+
+
+def test_runs_are_a_share_of_the_traces_and_a_command_stays_with_a_probability():
+    """In a quarter of 400 traces a command is the one before with probability 0.8 + 0.2 / 120, in
+    the others with 1 / 120; the first command is uniform, and so is each that does not stay."""
+    task = Recorder(Group("S5"), runs=0.25)
+    task.training_batch(400, 64, 8, default_rng(0))
+    equal = (task.drawn[:, 1:] == task.drawn[:, :-1]).all(-1)
+    assert abs(equal[:100].mean() - (0.8 + 0.2 / 120)) < 0.03  # six deviations of 6,300 coins
+    assert equal[100:].mean() < 0.02
+
+    # Each place of a run shows the same, and the commands of the runs are all of S5, equally often.
+    begins = task.drawn[:100, 1:][~equal[:100]]
+    found, counts = np.unique(begins, axis=0, return_counts=True)
+    assert len(found) == 120 and near_uniform(counts)
+
+
+def test_without_runs_a_training_batch_is_a_test_batch_to_the_bit_and_short_ones_have_none():
+    """So are the test traces of a task with runs: what it is asked does not depend on them."""
+    plain, runs = ReplTask(Group("S5")), ReplTask(Group("S5"), runs=0.5)
+    for task, draw, length in [(plain, plain.training_batch, 64), (runs, runs.test_batch, 64),
+                               (runs, runs.training_batch, 2), (runs, runs.training_batch, 4)]:
+        expected = plain.test_batch(16, length, 2, default_rng(3))
+        for ours, theirs in zip(draw(16, length, 2, default_rng(3)), expected):
+            assert (ours == theirs).all(), (task.runs, length)
+
+    for share in (-0.1, 1.1, math.nan):
+        with pytest.raises(UserError, match="from 0 to 1"):
+            ReplTask(Group("S5"), runs=share)
+
+
 # --- Random numbers, and Ctrl-C -------------------------------------------------------------------
 
 def test_a_generator_is_its_own_for_each_seed_purpose_and_key():

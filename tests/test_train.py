@@ -117,10 +117,11 @@ def test_what_the_user_types_wins_over_every_default():
     assert default["options"]["conv_width"] == 9
     words = {"commands": "swap", "optimizer": "adamw", "curriculum": "6:3,12:4",
              "stage_steps": "0,7"}
-    numbers = {"beta_max": 1.5, "pass_share": 0.5}
+    numbers = {"beta_max": 1.5, "pass_share": 0.5, "runs": 0.25}
     argv = ["--group", "S6"]
     expected = {}
-    for number, name in enumerate(["commands", *default["options"], *asdict(Recipe())], 21):
+    for number, name in enumerate(
+            ["commands", "runs", *default["options"], *asdict(Recipe())], 21):
         option = f"--{name.replace('_', '-')}"
         argv += [option] if name == "compile" else [option, str(words.get(name, numbers.get(
             name, number)))]
@@ -132,7 +133,18 @@ def test_what_the_user_types_wins_over_every_default():
     for name, fall in (("S3", 1), ("S5", 1), ("S7", 5 / 7)):
         _, config = read_options(["--group", name])
         rates = [config["lr"], config["matrix_lr"]]
-        assert rates == pytest.approx([4e-3 * fall, 0.02 * fall**0.5])
+        assert rates == pytest.approx([2e-3 * fall, 0.01 * fall**0.5])
+
+
+@pytest.mark.parametrize("argv, runs", [([], 0.5), (["--curriculum", "8:1,16:2"], 0.0),
+                                        (["--curriculum", "8:1", "--runs", "0.25"], 0.25)])
+def test_the_default_curriculum_has_runs_and_another_one_what_was_typed(argv, runs):
+    """A config of before there were runs, as that of an old folder, has none."""
+    _, config = read_options(argv)
+    task, _ = evaluation.make(config)
+    assert config["runs"] == task.runs == runs
+    del config["runs"]
+    assert evaluation.make(config)[0].runs == 0
 
 
 def test_the_default_is_the_model_of_readme_and_what_is_typed_reaches_model_and_task():
@@ -362,6 +374,18 @@ def test_whether_the_last_stage_is_learned_is_asked_of_the_result(accuracy, stag
     found = trainer.stages_learned(small_model(), S3, recipe, {"stage": stage, "learned": streaks},
                                    lambda *_: (None, {"reveal_accuracy": accuracy}))
     assert found == expected
+
+
+@pytest.mark.parametrize("stage, reveals", [((64, 8), 256), ((4, 2), 256), ((9, 3), 258),
+                                            ((6, 6), 256), ((512, 1), 1024)])
+def test_it_is_asked_of_at_least_256_reveals(stage, reveals):
+    """And of no fewer traces than a step has."""
+    def count(model, batch, recipe):
+        assert batch.reveals.sum() == reveals
+        return None, {"reveal_accuracy": 1.0}
+
+    recipe = Recipe(curriculum=[stage], batch=2)
+    trainer.stages_learned(small_model(), S3, recipe, {"stage": 0, "learned": 0}, count)
 
 
 def test_the_same_command_twice_makes_two_folders(tmp_path, monkeypatch, refused):

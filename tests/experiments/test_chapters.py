@@ -26,8 +26,8 @@ SPINE = {"data", "scan", "models", "eval", "train"}
 PACKAGES = {"torch", "numpy", "tqdm", "matplotlib"}
 SHARED = {"groups", "plots"}
 CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("[a-z]*.py")}
-ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"),
-          ("assign", "programs"), ("play", "assign")}
+ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"), ("repeats", "arms"),
+          ("repeats", "inside"), ("repeats", "snap"), ("assign", "programs"), ("play", "assign")}
 WITH_A_TABLE = sorted(set(CHAPTERS) - SHARED - {"play", "one_page"})
 
 
@@ -46,7 +46,7 @@ def imports_of(path):
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_chapters_stand_side_by_side_on_the_spine(name):
-    """Five arrows run from a chapter to another. groups reads data alone, plots none of ours."""
+    """Few arrows run from a chapter to another. groups reads data alone, plots none of ours."""
     allowed = SPINE | PACKAGES | sys.stdlib_module_names
     allowed = {"groups": {"data", "numpy"}, "plots": PACKAGES}.get(name, allowed)
     for module in imports_of(CHAPTERS[name]):

@@ -9,6 +9,7 @@ from conftest import typed_lines
 from machine import SwapMachine
 
 from data import Group, ReplTask, generator
+from experiments import inside
 from experiments.inside import (LinearImage, collect_states, in_commands, intervene, likeness, main,
                                 nearest, read_heads, read_off, right_hand_keys, scan_inputs,
                                 swap_machine_errors, tracking_heads, while_reading, write_heads)
@@ -42,6 +43,30 @@ def test_the_head_that_keeps_and_moves_is_found(monkeypatch):
 
     monkeypatch.setattr(model.blocks[3], "inputs_of_scan", inputs_of_scan)
     assert tracking_heads(model, task) == [(3, 1)]
+
+
+def test_a_head_counts_if_the_state_is_read_off_it_alone(monkeypatch):
+    """Of two heads that move, one holds the permutation and the other one noise. If no head alone
+    holds all of it, both count: the first then has the first half of the values, the other the
+    second half."""
+    class OneAndNoise(SwapMachine):
+        def stream(self, tokens, state=None):
+            logits, (S, *rest) = super().stream(tokens, state and [state[0][:, :1], *state[1:]])
+            return logits, [torch.cat([S, torch.randn_like(S)], 1), *rest]
+
+    class Halves(SwapMachine):
+        def stream(self, tokens, state=None):
+            whole = state and [state[0].sum(1, keepdim=True), *state[1:]]
+            logits, (S, *rest) = super().stream(tokens, whole)
+            left = S * (torch.arange(4) < 2)
+            return logits, [torch.cat([left, S - left], 1), *rest]
+
+    both = [(0, 0), (0, 1)]
+    monkeypatch.setattr(inside, "moving_heads", lambda *_: both)
+    assert tracking_heads(OneAndNoise("S4"), TASK) == [(0, 0)]
+    assert tracking_heads(Halves("S4"), TASK) == both
+    monkeypatch.setattr(inside, "moving_heads", lambda *_: [])
+    assert tracking_heads(OneAndNoise("S4"), TASK) == []
 
 
 def test_an_entry_is_the_place_of_a_block_in_the_model_and_in_the_state():

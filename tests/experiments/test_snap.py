@@ -10,7 +10,7 @@ from machine import SwapMachine
 
 from data import Group, ReplTask, generator
 from eval import evaluate
-from experiments import snap
+from experiments import inside, snap
 from experiments.groups import compose, index
 from experiments.inside import LinearImage, read_heads, write_heads
 from experiments.snap import Snapped, compare, extract, find_states, fit_image, main
@@ -53,7 +53,7 @@ def test_an_image_is_judged_by_states_that_it_was_not_fitted_to(monkeypatch):
 
     def judged(noise, of_fresh):
         states = torch.cat([states_of(perms[:64]), states_of(of_fresh, noise)])
-        monkeypatch.setattr(snap, "collect_states", lambda *_: (states, perms))
+        monkeypatch.setattr(inside, "collect_states", lambda *_: (states, perms))
         return fit_image(None, task, HEADS)[1]["residual"], states[64:]
 
     monkeypatch.setattr("experiments.inside.SHORTEST", 1e-6)
@@ -65,7 +65,7 @@ def test_an_image_is_judged_by_states_that_it_was_not_fitted_to(monkeypatch):
     # Rotations alone do not tell what a reflection looks like.
     turns = perms.copy()
     turns[:64] = Group("Z3").draw((64, 16), np.random.default_rng(0))
-    monkeypatch.setattr(snap, "collect_states", lambda *_: (states_of(turns), turns))
+    monkeypatch.setattr(inside, "collect_states", lambda *_: (states_of(turns), turns))
     with pytest.raises(snap.Untracked, match="read"):
         fit_image(None, task, HEADS)
 
