@@ -515,7 +515,7 @@ def sessions(name, count=20):
     The closing `assert (c) == 4` becomes a print. Arguments that lead out of the range are drawn
     again.
     """
-    function = runpy.run_path(str(RESULTS / "programs" / "integers.py"))[name]
+    function = runpy.run_path(str(RESULTS / "functions.py"))[name]
     rng = generator(FUNCTIONS.index(name), "test")
     found = []
     while len(found) < count:
