@@ -26,7 +26,7 @@ SPINE = {"data", "scan", "models", "eval", "train"}
 PACKAGES = {"torch", "numpy", "tqdm", "matplotlib"}
 SHARED = {"groups", "plots"}
 CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("[a-z]*.py")}
-ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"), ("repeats", "arms"),
+ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"),
           ("repeats", "inside"), ("repeats", "snap")}
 WITH_A_TABLE = sorted(set(CHAPTERS) - SHARED - {"play", "one_page"})
 
