@@ -220,7 +220,7 @@ REFUSED = [
     "beliefs train --uncertain nan", "beliefs train --traces 0", "beliefs train --seed -1",
     f"beliefs eval {MODEL} --traces 0", f"words eval {MODEL} --lengths 4:3",
     "processes --group S5", f"beliefs eval {MODEL}", "snap --lengths 64:8", "snap nowhere",
-    "unseen certify nowhere", "play nowhere", f"programs {MODEL} nowhere.py",
+    "unseen certify nowhere", "repeats nowhere", "play nowhere", f"programs {MODEL} nowhere.py",
     "actions --arm linrnn", "bench --record yes", f"inside {MODEL} --movie",
     *(f"snap {MODEL} {option}" for option in (
         "--interval 0", "--interval -1", "--traces 0", "--seed -1", "--seed 1e3", "--lengths 0:1",
