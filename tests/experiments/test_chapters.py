@@ -26,7 +26,7 @@ SPINE = {"data", "scan", "models", "eval", "train"}
 PACKAGES = {"torch", "numpy", "tqdm", "matplotlib"}
 SHARED = {"groups", "plots"}
 CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("[a-z]*.py")}
-ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"), ("repeats", "arms"),
+ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"),
           ("repeats", "inside"), ("repeats", "snap"), ("assign", "programs"), ("play", "assign")}
 WITH_A_TABLE = sorted(set(CHAPTERS) - SHARED - {"play", "one_page"})
 
@@ -203,9 +203,26 @@ def test_the_page_of_records_contains_the_tables_that_a_chapter_prints(name):
         assert part in page, f"run `python -m experiments.{name}` and paste what it prints"
 
 
-def test_the_first_page_shows_the_table_of_the_arms():
-    page = (ROOT / "README.md").read_text(encoding="utf-8").replace("\n    ", "\n")
-    assert any(part in page for part in tables_of("arms"))
+IN_WORDS = {"linear RNN, −1 allowed": "linrnn", "the same without −1": "linrnn-beta1",
+            "Transformer, two layers": "transformer", "Transformer, four layers": "transformer-4",
+            "LSTM": "lstm", "linear RNN with a decay gate": "gated"}
+
+
+def test_the_first_page_shows_the_numbers_of_the_arms():
+    """With names in words: each row has numbers of one row of `arms`, in their order."""
+    shown = [line.split() for line in printed("arms")[0].splitlines()]
+    found = []
+    before = None
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+        for words, arm in IN_WORDS.items():
+            if line.startswith(f"    {words}  "):
+                arm = "gated-beta1" if before == "gated" else arm  # "the same" as the row above
+                numbers = line.replace(words, "").split()
+                rows = [iter(row) for row in shown if row[:1] == [arm]]
+                assert any(all(number in row for number in numbers) for row in rows), line
+                found.append(arm)
+                before = arm
+    assert len(found) == 11 and len({*found}) == 7
 
 
 # --- What cannot be done is refused in one line ---------------------------------------------------
@@ -220,7 +237,7 @@ REFUSED = [
     "beliefs train --uncertain nan", "beliefs train --traces 0", "beliefs train --seed -1",
     f"beliefs eval {MODEL} --traces 0", f"words eval {MODEL} --lengths 4:3",
     "processes --group S5", f"beliefs eval {MODEL}", "snap --lengths 64:8", "snap nowhere",
-    "unseen certify nowhere", "play nowhere", f"programs {MODEL} nowhere.py",
+    "unseen certify nowhere", "repeats nowhere", "play nowhere", f"programs {MODEL} nowhere.py",
     "actions --arm linrnn", "bench --record yes", f"inside {MODEL} --movie",
     *(f"snap {MODEL} {option}" for option in (
         "--interval 0", "--interval -1", "--traces 0", "--seed -1", "--seed 1e3", "--lengths 0:1",

@@ -8,7 +8,7 @@ import torch
 from machine import SwapMachine
 
 from data import Group, ReplTask, generator
-from experiments import repeats
+from experiments import records, repeats
 from experiments.inside import LinearImage, collect_states
 from experiments.repeats import drift, first_misread, law, loops_of, repeated_programs, slope
 
@@ -122,3 +122,16 @@ def test_the_errors_of_equal_lines_add_up_sooner_than_those_of_fresh_ones():
     fresh, same = [slope(row["error"], 40) for row in law(machine, machine.task, HEADS, 40)]
     assert fresh < 0.7 < same
     assert abs(slope(3 * np.arange(1, 65) ** 0.5) - 0.5) < 1e-10
+
+
+def test_a_run_of_ones_own_is_measured_and_every_cell_has_its_record(small_run, capsys):
+    """The six lines of S3, and 120 loops of 2, 3 and 5: an untrained model misreads nearly all."""
+    repeats.main([str(small_run)])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert [row[:2] for row in rows] == [["1", "6"], ["2", "120"], ["3", "120"], ["5", "120"]]
+    assert all(int(row[-1]) > 0.8 * int(row[1]) for row in rows)
+
+    for name, cells in [("default", repeats.DEFAULT_CELLS), ("repeats", repeats.OLD_CELLS)]:
+        for cell in cells:
+            row, = records(name, **cell)
+            assert len(repeats.part(row, loop=1)["first"]) == 120
