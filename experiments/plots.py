@@ -76,3 +76,29 @@ def dot(axes, x, y, marker, colour):
 def count(rows, test):
     """How many of the rows pass, as in '3 of 5'."""
     return f"{sum(map(test, rows))} of {len(rows)}"
+
+
+def shell_game(moves=((2, 1), (1, 0), (2, 0), (2, 1)), ball=1):
+    """Three cups, a above b above c, of which each move exchanges two. The ball takes the blue way.
+    """
+    figure, ((axes,),) = canvas("Where is the ball? Only someone who followed every move can tell",
+                                size=(9, 2.8))
+    bend = (1 - np.cos(np.linspace(0, np.pi))) / 2
+    balls = [ball]
+    for step, (i, j) in enumerate(moves):
+        after = {0: 0, 1: 1, 2: 2, i: j, j: i}
+        for place in after:
+            colour = BLUE if place == balls[-1] else GREY
+            path = place + bend * (after[place] - place)
+            axes.plot(np.linspace(step, step + 1), path, color=colour, alpha=0.6)
+        balls.append(after[balls[-1]])
+        x, y = "cba"[i], "cba"[j]
+        axes.text(step + 0.5, -0.9, f"{x}, {y} = {y}, {x}", ha="center", family="monospace")
+
+    cup = np.array([[-0.09, 0.09, 0.14, -0.14], [0.25, 0.25, -0.25, -0.25]])
+    for step, place in np.ndindex(len(balls), 3):
+        axes.fill(step + cup[0], place + cup[1], color="#DDBB88", zorder=3)
+    axes.plot([0, len(moves)], [balls[0] - 0.33, balls[-1] - 0.33], "o", color=BLUE, markersize=9)
+    axes.set(xticks=[], yticks=range(3), yticklabels="cba", ylim=(-1.1, 2.4))
+    axes.spines[:].set_visible(False)
+    return figure
