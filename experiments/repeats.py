@@ -36,8 +36,9 @@ import torch.nn.functional as F
 from data import (Group, Parser, ReplTask, compose, draw_commands, generator, next_tokens, run,
                   run_commands)
 from eval import LENGTHS, device_of, evaluate, find_device, load, predict, score
-from experiments import (OLD, at, chapter, grid, make, make_arm, millions, percent,
-                         read_rightly, records, span, table, where)
+from experiments import (FALLING, OLD, RATES, at, chapter, falls_at_the_end, grid, make, make_arm,
+                         millions, percent, read_rightly, records, span, table, where)
+from experiments.arms import ARMS, FACTORS, STAGES, cosine, in_last_tenth
 from experiments.inside import fit_image, settled_states, tracking_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw, ticks_at
 from experiments.snap import Snapped
@@ -154,19 +155,56 @@ def slope(errors, end=64):
 
 # --- 3. The study ---------------------------------------------------------------------------------
 #
-# `default` has the default command of train.py, on twenty seeds; `repeats` the same by OLD, its
-# recipe before there were runs.
+# `default` has the default command of train.py, on twenty seeds. `repeats` has the same network by
+# two other recipes, and other mixers. OLD is the recipe of train.py before its traces had runs.
+
+RECIPES = {
+    "old": OLD,
+    "default": {},
+    # A quiet end at 256 lines: the rates fall to 0. So 256 is a length of training.
+    "to 256": {"curriculum": [*Recipe().curriculum, (256, 32)],
+               "stage_steps": [0, 0, 0, 0, 100, 150]}}
 
 DEFAULT_CELLS = grid(seed=range(80, 100))
 OLD_CELLS = grid(recipe=["old"], seed=range(80, 83))
+LONG_CELLS = grid(recipe=["to 256"], seed=[80])
+ARM_CELLS = grid(arm=["linrnn-beta1", "transformer", "lstm"], runs=[0.0, RUNS], millions=[5],
+                 seed=[80])
+
+
+class LongTraces(ReplTask):
+    """REPL traces, of which a step has no more commands than one of (64,8)."""
+
+    def training_batch(self, batch, length, spacing, rng):
+        return super().training_batch(batch * 64 // max(64, length), length, spacing, rng)
+
+
+class Mix(ReplTask):
+    """Every batch is of one of the six stages of `arms`, at random, in proportion to 1 / L."""
+
+    def training_batch(self, batch, length, spacing, rng):
+        shares = np.array([1 / length for length, _ in STAGES])
+        stage = rng.choice(len(STAGES), p=shares / shares.sum())
+        return super().training_batch(batch, *STAGES[stage], rng)
 
 
 def plan(cell):
-    """The run of `python train.py --model linrnn --group S5 --seed N`, by today's recipe or OLD."""
-    old = "recipe" in cell
-    task = ReplTask(Group("S5"), runs=0.0 if old else RUNS)
-    recipe = Recipe(**(OLD if old else {}), seed=cell["seed"])
+    """The run of `python train.py --model linrnn --group S5 --seed N`, or another recipe."""
+    name = cell.get("recipe", "default")
+    task = LongTraces(Group("S5"), runs=0.0 if name == "old" else RUNS)
+    recipe = Recipe(**RECIPES[name], seed=cell["seed"])
     return task, partial(make_arm, LinRNN, task), recipe, [*LENGTHS, (512, 64), (1024, 128)]
+
+
+def plan_arm(cell):
+    """An arm of `arms` by its rates, on uniform commands or on runs."""
+    factor = FACTORS[cell["arm"]]
+    rates = RATES[cell["arm"]]
+    task = Mix(Group("S5"), runs=cell["runs"])
+    recipe = Recipe(curriculum=[STAGES[-1]], last_steps=10**6, seed=cell["seed"],
+                    optimizer=rates["optimizer"], lr=factor * rates["lr"],
+                    matrix_lr=factor * rates["matrix_lr"])
+    return task, partial(make_arm, ARMS[cell["arm"]], task), recipe, [(8, 1), (64, 8)]
 
 
 def measure_loops(model, task, tests):
@@ -190,10 +228,20 @@ def measure(model, task, tests):
     return [*rows, *law(model, task, image.heads)]
 
 
+def quiet_end(recipe, progress):
+    """As falls_at_the_end, but the last stage begins at half of the peak: at more it destroys."""
+    share = falls_at_the_end(recipe, progress)
+    return share if progress.stage < recipe.last_stage else share / 2
+
+
 def make_missing():
     make("default", DEFAULT_CELLS[:5], plan, measure)
     make("default", DEFAULT_CELLS[5:], plan, measure_loops)
     make("repeats", OLD_CELLS, plan, measure)
+    cap = 5e6
+    make("repeats", ARM_CELLS, plan_arm, measure_loops, rate_of=partial(cosine, cap=cap),
+         averaged=partial(in_last_tenth, cap=cap))
+    make("repeats", LONG_CELLS, plan, measure, **FALLING | {"rate_of": quiet_end})
 
 
 # --- 4. The tables --------------------------------------------------------------------------------
@@ -228,9 +276,9 @@ def exponent(kind):
 
 
 def recipes():
-    """The runs of both recipes."""
+    """The runs of the three recipes."""
     default = [row | {"recipe": "default"} for row in records("default")]
-    return [*records("repeats", recipe="old"), *default]
+    return [*records("repeats", recipe="old"), *default, *records("repeats", recipe="to 256")]
 
 
 def show():
@@ -255,6 +303,12 @@ def show():
                   **{f"alpha {k}": after(k, kind, "alpha") for k in (16, 64, 128)},
                   **{f"E {k}": after(k, kind, "error") for k in (4, 16, 64)},
                   "exponent": exponent(kind)})
+
+    table("Other mixers, 5 million tokens of the mix of `arms`, with a share of runs: reveals\n"
+          "right in %, and how many of the 120 lines are misread within 2, 4, 8, 16 and 64",
+          records("repeats", millions=5), ["arm", "runs"], {
+              "(8,1)": percent(8), "(64,8)": percent(64),
+              **{str(within): misread(within) for within in (2, 4, 8, 16, 64)}})
 
     print("\nThe runs of the default command, each list from the least to the greatest\n")
     default = where(rows, recipe="default")
