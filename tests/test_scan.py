@@ -282,7 +282,9 @@ def test_the_demo_shows_exchanges_which_together_are_pythons_own_commands(capsys
     changed = 0
     for line in capsys.readouterr().out.splitlines():
         if line.startswith(">>> "):
+            before = dict(state)
             exec(line[4:], {}, state)
+            assert state != before  # a command that changes nothing shows nothing
         shown = re.match(r" +exchange (\w) and (\w)': +variables ([\d ]+?)  +spares ([\d ]+?)  ",
                          line)
         if shown:
@@ -292,7 +294,7 @@ def test_the_demo_shows_exchanges_which_together_are_pythons_own_commands(capsys
             changed += 1
         if shown and changed % (2 * n) == 0:
             assert slots == [*state.values(), *"0000"]
-    assert changed == 4 * n and list(state.values()) != [*"1234"]
+    assert changed == 4 * n
 
 
 # --- Refusals -------------------------------------------------------------------------------------
