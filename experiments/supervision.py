@@ -8,7 +8,7 @@
 Finding. Told the state, the linear RNN learns parity, exchanges in a list and REPL traces from
 1,000 to 7,000 programs; arithmetic it does not learn. From the next token alone, without stages, it
 learns only traces with a reveal after every command, two seeds of three, from 32,000. It follows
-traces of four times the length only if training shows commands behind commands and behind prints.
+traces of four times the length only if training shows commands after commands and after prints.
 
     python -m experiments.supervision          # the table, from results/supervision.jsonl
     python -m experiments.supervision --run    # makes what is missing of it, 70 minutes in all
@@ -19,9 +19,9 @@ curriculum with small Transformers. Longer programs are not tested.
 Next: actions.py.
 """
 
-import itertools
 import tempfile
 from functools import partial
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import (Group, Lexer, ReplTask, draw_commands, generator, next_tokens, run,
-                  run_commands)
+from data import Group, Lexer, ReplTask, draw_commands, generator, next_tokens, run, run_commands
 from eval import predict
 from experiments import (RATES, chapter, evaluate_all, grid, record, records, span, summary, table,
                          where)
@@ -53,22 +52,21 @@ class Supervised(NamedTuple):
 class ProgramTask(Lexer):
     """Programs whose states Python tells: the base of the next three classes.
 
-    A subclass has program(length, rng) -> a first line, and n that change the state. The question
-    behind them, as `assert p == 1`, asks the variable that the last of them sets.
+    A subclass has program(length, rng) -> a first line, and `length` that change the state. Then
+    comes a question, as `assert p == 1`, for the variable that the last of them sets.
     """
 
-    answer_end = -1  # behind the answer stands a newline
+    answer_end = -1  # a newline follows the answer
 
     def __init__(self):
         super().__init__(["\n", " = ", *self.symbols])
 
     def test_batch(self, batch, length, spacing, rng):
         """Programs, as Supervised. Programs of one length have equally many tokens."""
-        texts = []
-        states = []
+        texts, states = [], []
         for _ in range(batch):
-            lines = self.program(length, rng)
             variables = {}
+            lines = self.program(length, rng)
             for line in lines:
                 exec(line, {}, variables)
                 states.append(self.encode(self.state.format(**variables)))
@@ -77,11 +75,11 @@ class ProgramTask(Lexer):
             texts.append(self.encode("\n".join([*lines, f"assert {asked} == {answer}\n"])))
 
         tokens = np.array(texts)
-        answer_start = self.answer_end - self.answer_width
+        start = self.answer_end - self.answer_width
         reveals = np.zeros(tokens.shape, bool)
-        reveals[:, answer_start:self.answer_end] = True
+        reveals[:, start:self.answer_end] = True
         ends = tokens == self.encode("\n")[0]
-        ends[:, answer_start:] = False  # those of the answer end no line of the program
+        ends[:, start:] = False  # those of the answer end no line of the program
         return Supervised(*next_tokens(tokens, reveals), ends[:, :-1], np.array(states))
 
     training_batch = test_batch
@@ -103,20 +101,17 @@ class ParityTask(ProgramTask):
 class PermutationTask(ProgramTask):
     """`a = [2, 1, 3, 4]`, then lines like `a[0], a[1] = a[1], a[0]`."""
 
-    symbols = ["a = [", "assert a == [", "]", "1", "2", "3", "4", "a[0]", "a[1]", "a[2]", "a[3]",
-               ", 1", ", 2", ", 3", ", 4", ", a[0]", ", a[1]", ", a[2]", ", a[3]"]
+    symbols = ["a = [", "assert a == [", "]", *"1234", "a[0]", "a[1]", "a[2]", "a[3]", ", 1", ", 2",
+               ", 3", ", 4", ", a[0]", ", a[1]", ", a[2]", ", a[3]"]
     state = "{a[0]}, {a[1]}, {a[2]}, {a[3]}"
     answer_width = 4
     answer_end = -2  # a bracket, too
     chance = 1 / 24
 
     def program(self, length, rng):
-        lines = [f"a = {(Group('S4').draw((), rng) + 1).tolist()}"]
-        pairs = list(itertools.combinations(range(4), 2))
-        for choice in rng.integers(len(pairs), size=length):
-            i, j = pairs[choice]
-            lines.append(f"a[{i}], a[{j}] = a[{j}], a[{i}]")
-        return lines
+        start = (Group("S4").draw((), rng) + 1).tolist()
+        exchanges = [f"a[{i}], a[{j}] = a[{j}], a[{i}]" for i, j in combinations(range(4), 2)]
+        return [f"a = {start}", *(exchanges[one] for one in rng.integers(6, size=length))]
 
 
 class ArithmeticTask(ProgramTask):
@@ -185,23 +180,6 @@ TASKS = {"parity": ParityTask, "permutations": PermutationTask, "arithmetic": Ar
 #     decoder    told the state: a small Transformer says its tokens one by one
 
 
-def hidden_vectors(model, x):
-    """What stands ahead of model.unembedding: embedded texts [B, T, D] -> [B, T, D]."""
-    for block in model.blocks:
-        x, _ = block(x)
-    return model.norm(x)
-
-
-def make_head(arm, task, d_model):
-    """What reads the W tokens of a state off a vector. None for an arm that is not told it."""
-    if arm == "linear":
-        width = task.test_batch(1, 2, 1, np.random.default_rng(0)).states.shape[1]
-        return nn.Linear(d_model, width * len(task.vocab))
-    if arm == "decoder":
-        return Transformer(len(task.vocab), d_model, heads=2, conv_width=1)
-    return None
-
-
 def loss_of(answer_width, model, batch, recipe):
     """The loss of train.py, and the mean cross-entropy of the tokens of all states if told."""
     hidden = hidden_vectors(model, model.embedding(batch.inputs))
@@ -229,53 +207,21 @@ def loss_of(answer_width, model, batch, recipe):
     return loss + F.cross_entropy(said.flatten(0, 1), states.flatten()), metrics
 
 
-# --- 3. One run, until it answers -----------------------------------------------------------------
+def hidden_vectors(model, x):
+    """What stands ahead of model.unembedding: embedded texts [B, T, D] -> [B, T, D]."""
+    for block in model.blocks:
+        x, _ = block(x)
+    return model.norm(x)
 
-BATCH = 16
-LAST_STEPS = 150  # made by a run that answers all
 
-
-def run_cell(cell):
-    """Train in pieces until all unseen programs are answered, and then for LAST_STEPS more."""
-    print(cell, flush=True)
-    task = TASKS[cell["task"]]()
-    n, spacing, seed = cell["length"], cell["spacing"], cell["seed"]
-    torch.manual_seed(seed)
-    model = MODELS[cell["model"]](len(task.vocab))
-    # As a part of the model, the head is trained and saved with it.
-    model.auxiliary = make_head(cell["arm"], task, model.unembedding.in_features)
-
-    # The last stage stands twice: the first of the two is left as soon as it is learned, and the
-    # mean of the weights, which is tested, begins there. No stage ends the run.
-    stages = [*stages_of(cell["arm"], n, spacing), (n, spacing)]
-    limit = cell["budget"] // BATCH
-    recipe = Recipe(curriculum=stages, max_steps=limit + LAST_STEPS, last_steps=limit + LAST_STEPS,
-                    batch=BATCH, seed=seed, **RATES[cell["model"]])
-
-    # (Short programs are few, 2^17 of parity at length 16: training may meet some of these.)
-    unseen = task.test_batch(256, n, spacing, generator(seed, "valid", n, spacing))
-
-    steps, stage, tokens, solved = 0, 0, 0, None
-    with tempfile.TemporaryDirectory() as folder:
-        while steps < limit:
-            # A piece is one call of train(), which goes on from the folder: a tenth of the steps so
-            # far, or all that is left of a run that answers. Its cap is in tokens.
-            more = limit - steps if solved else min(limit - steps, max(10, steps // 10))
-            one = task.training_batch(BATCH, *stages[stage], np.random.default_rng(0))
-            result, log = train(model, task, recipe, folder, resume=True, quiet=True,
-                                loss_of=partial(loss_of, task.answer_width),
-                                max_tokens=tokens + more * one.inputs.size)
-            steps, stage, tokens = (log[-1][key] for key in ("step", "stage", "tokens"))
-
-            answered = (predict(result, unseen.inputs) == unseen.targets)[unseen.reveals]
-            if answered.all() and not solved:
-                solved = steps * BATCH
-                limit = steps + LAST_STEPS
-
-    del result.auxiliary
-    one = n if cell["task"] == "traces" else 1  # traces: a question after each n commands
-    results = evaluate_all(result, task, [(n, one), (2 * n, one), (4 * n, one)])
-    record("supervision", cell | {"solved": solved, "results": results} | summary(result, log))
+def make_head(arm, task, d_model):
+    """What reads the W tokens of a state off a vector. None for an arm that is not told it."""
+    if arm == "linear":
+        width = task.test_batch(1, 2, 1, np.random.default_rng(0)).states.shape[1]
+        return nn.Linear(d_model, width * len(task.vocab))
+    if arm == "decoder":
+        return Transformer(len(task.vocab), d_model, heads=2, conv_width=1)
+    return None
 
 
 def stages_of(arm, length, spacing):
@@ -287,24 +233,75 @@ def stages_of(arm, length, spacing):
     return stages
 
 
+# --- 3. One run, until it answers -----------------------------------------------------------------
+
+LAST_STEPS = 150  # made by a run that answers all
+
+
+def run_cell(cell):
+    """Train in pieces until all unseen programs are answered, and then for LAST_STEPS more."""
+    print(cell, flush=True)
+    task = TASKS[cell["task"]]()
+    n, seed = cell["length"], cell["seed"]
+    torch.manual_seed(seed)
+    model = MODELS[cell["model"]](len(task.vocab))
+    # As a part of the model, the head is trained and saved with it.
+    model.auxiliary = make_head(cell["arm"], task, model.unembedding.in_features)
+
+    # The last stage stands twice: the first of the two is left as soon as it is learned, and the
+    # mean of the weights, which is tested, begins there. No stage ends the run.
+    last = n, cell["spacing"]
+    recipe = Recipe([*stages_of(cell["arm"], *last), last], max_steps=10**6, last_steps=10**6,
+                    seed=seed, **RATES[cell["model"]])
+    limit = cell["budget"] // recipe.batch
+
+    # (Short programs are few, 2^17 of parity at length 16: training may meet some of these.)
+    unseen = task.test_batch(256, *last, generator(seed, "valid", *last))
+    solved = None
+    now = {"step": 0, "stage": 0, "tokens": 0}  # the last entry of the log
+    with tempfile.TemporaryDirectory() as folder:
+        while now["step"] < limit:
+            # A piece is one call of train(), which goes on from the folder: a tenth of the steps so
+            # far, or all that is left of a run that answers. Its cap is in tokens.
+            more = limit - now["step"]
+            if not solved:
+                more = min(more, max(10, now["step"] // 10))
+            stage = recipe.curriculum[now["stage"]]
+            one = task.training_batch(recipe.batch, *stage, np.random.default_rng(0))
+            result, log = train(model, task, recipe, folder, resume=True, quiet=True,
+                                loss_of=partial(loss_of, task.answer_width),
+                                max_tokens=now["tokens"] + more * one.inputs.size)
+            now = log[-1]
+
+            answered = (predict(result, unseen.inputs) == unseen.targets)[unseen.reveals]
+            if answered.all() and not solved:
+                solved = now["step"] * recipe.batch
+                limit = now["step"] + LAST_STEPS
+
+    del result.auxiliary
+    one = n if cell["task"] == "traces" else 1  # traces: a question after each n commands
+    results = evaluate_all(result, task, [(n, one), (2 * n, one), (4 * n, one)])
+    record("supervision", cell | {"solved": solved, "results": results} | summary(result, log))
+
+
 # --- 4. The study, its table and the picture ------------------------------------------------------
 
-def runs(task, lengths, spacings, arms, budget, model="linrnn"):
+def runs(task, length, arms, budget, spacings=(1,), model="linrnn"):
     """Three seeds of each arm. budget: the programs that a run may read."""
-    return grid(task=[task], length=lengths, spacing=spacings, model=[model], arm=arms,
+    return grid(task=[task], length=[length], spacing=spacings, model=[model], arm=arms,
                 budget=[budget], seed=range(3))
 
 
 CELLS = [
-    *runs("parity", [16], [1], ["next", "stages", "linear"], 2**16),
-    *runs("parity", [32], [1], ["linear"], 2**16),
-    *runs("parity", [64], [1], ["stages", "linear"], 2**15),
-    *runs("permutations", [8], [1], ["next", "stages", "linear", "decoder"], 2**16),
-    *runs("traces", [8], [1, 2, 4, 8], ["next", "decoder"], 2**15),
-    *runs("traces", [8], [1, 8], ["stages"], 2**16),
-    *runs("arithmetic", [4], [1], ["next", "decoder"], 2**16),
-    *runs("parity", [8], [1], ["next", "linear"], 2**15, "transformer"),
-    *runs("parity", [16], [1], ["linear"], 2**17, "transformer")]
+    *runs("parity", 16, ["next", "stages", "linear"], 2**16),
+    *runs("parity", 32, ["linear"], 2**16),
+    *runs("parity", 64, ["stages", "linear"], 2**15),
+    *runs("permutations", 8, ["next", "stages", "linear", "decoder"], 2**16),
+    *runs("traces", 8, ["next", "decoder"], 2**15, spacings=[1, 2, 4, 8]),
+    *runs("traces", 8, ["stages"], 2**16, spacings=[1, 8]),
+    *runs("arithmetic", 4, ["next", "decoder"], 2**16),
+    *runs("parity", 8, ["next", "linear"], 2**15, model="transformer"),
+    *runs("parity", 16, ["linear"], 2**17, model="transformer")]
 
 
 def make_missing():
@@ -340,9 +337,9 @@ def picture():
     told = [row for row in rows if row["arm"] in ("linear", "decoder")]
     most = max(row["solved"] for row in told if row["task"] != "arithmetic")
     solved = count(where(told, task="arithmetic"), lambda row: row["solved"] is not None)
-    figure, ((axes,),) = canvas("Told the state, the linear RNN answers parity, permutations and "
-                                f"traces\nwithin {most:,} programs, and arithmetic on {solved} "
-                                "seeds", size=(8, 6))
+    title = (f"Told the state, the linear RNN answers parity, permutations and traces\nwithin "
+             f"{most:,} programs, and arithmetic on {solved} seeds")
+    figure, ((axes,),) = canvas(title, size=(8, 6))
     for row in rows:
         stage = f"({row['length']},{row['spacing']})" if row["task"] == "traces" else row["length"]
         dot(axes, row["solved"] or row["budget"], f"{row['task']} of {stage}, {row['arm']}",
