@@ -4,15 +4,19 @@ Finding, on the five stored models of S5. One head of four tracks, with beta nea
 right-hand names of a command. Where beta is narrowed to 1.8 in this head, four models lose 28 to
 41% of the reveals at (64,2), and the fifth one loses 1%; in another head it costs nothing. The keys
 of this head are not in general those of the swap machine that scan.py builds by hand: their inner
-products correlate by .53 to .88. What the head holds is a linear image of the permutation: a linear
-map reads it off all states at 64 commands, and off few at 512, where the state has drifted.
+products correlate by .53 to .88. Nor do they lie in fewer dimensions than those of other heads, as
+the paper's do: 7 or 8 principal components hold 95% of them, and 7 to 9 those of others. Its states
+do: 16 components against 19 to 69. For what the head holds is a linear image of the permutation,
+and has (5 - 1)^2 directions. A linear map reads the permutation off all states at 64 commands, and
+off few at 512, where the state has drifted.
 
 Commands:
     python -m experiments.inside                 the five stored models
     python -m experiments.inside DIR ...         other run folders of a linrnn, with full commands
     python -m experiments.inside --movie         the picture of README that moves
 
-Source: Siems et al. 2026 (arXiv 2602.14814), figure 5 for beta and figure 6 for the intervention.
+Source: Siems et al. 2026 (arXiv 2602.14814), figure 5 for beta and the principal components, and
+figure 6 for the intervention.
 The rest is this project's.
 
 Next: beliefs.py.
@@ -37,7 +41,7 @@ STORED = [RESULTS / f"models/linrnn-S5-seed{seed}" for seed in range(5)]
 # --- 1. Which head tracks -------------------------------------------------------------------------
 #
 # A head is named by a pair (entry, head). The entry is the place of its block in model.blocks, and
-# in the state that model.stream returns. Behind one local block the entry of the first layer is 1.
+# in the state that model.stream returns. After one local block the entry of the first layer is 1.
 
 
 def tracking_heads(model, task):
@@ -143,6 +147,17 @@ def likeness(keys):
     for k in (keys.double().flatten(0, 1), exchange_key(place, name + n, 2 * n)):
         products.append((k @ k.T).abs()[np.triu_indices(n * n, 1)])
     return torch.corrcoef(torch.stack(products))[0, 1].item()
+
+
+def components(vectors, share=0.95):
+    """How many principal components hold this share of the squares of vectors, for each head.
+
+    No mean is taken off the vectors, so that their signs do not matter.
+    Shapes: vectors [N, H, K] -> an array of integers [H].
+    """
+    squares = torch.linalg.svdvals(vectors.double().transpose(0, 1)).square()
+    held = squares.cumsum(-1) / squares.sum(-1, keepdim=True)
+    return (1 + (held < share).sum(-1)).numpy()
 
 
 # --- 3. What a head is worth ----------------------------------------------------------------------
@@ -357,7 +372,7 @@ def swap_machine_errors(group, length, dtype, traces=2):
 # --- 6. The table, and the pictures of the stored models ------------------------------------------
 
 def show(folders=STORED):
-    rows = []
+    rows, parts = [], []
     for folder in folders:
         task, model = load(folder)
         heads = tracking_heads(model, task)
@@ -365,10 +380,9 @@ def show(folders=STORED):
             raise UserError(f"{folder} needs full commands, and a head that tracks")
 
         n = task.group.degree
-        names = slice(n + 2, 2 * n + 2)  # behind `>>> `, n names and ` = `
+        names = slice(n + 2, 2 * n + 2)  # after `>>> `, n names and ` = `
         for entry, head in heads:
             commands, keys, beta = in_commands(model, task, entry)
-            keys = right_hand_keys(commands, keys[:, names, head])
             beta = beta[:, names]
             right = 100 * intervene(model, task, entry, [1.8])
             read = 100 * read_off(model, task, [(entry, head)], [64, 512])
@@ -376,14 +390,26 @@ def show(folders=STORED):
             rows.append({
                 "run": Path(folder).name, "head": f"{entry}:{head}",
                 "beta": span([*beta[head]], 2), "of others": span([*beta[others].flat], 2),
-                "likeness": f"{likeness(keys):.2f}",
+                "likeness": f"{likeness(right_hand_keys(commands, keys[:, names, head])):.2f}",
                 "narrowed": span([*right[head]]), "another": span([*right[others].flat]),
                 "read at 64": f"{read[0]:.0f}", "at 512": f"{read[1]:.0f}"})
+
+            every = [(entry, other) for other in range(len(beta))]
+            states, _ = collect_states(model, task, every, 64, 16, generator(0, "valid"))
+            states = (states - states.mean((0, 1))).flatten(-2).flatten(0, 1)  # [N, H, K V]
+            of_keys = components(keys[:, names].flatten(0, 1))
+            of_states = components(states)
+            parts.append({
+                "run": Path(folder).name, "head": f"{entry}:{head}",
+                "keys": str(of_keys[head]), "of others": span([*of_keys[others]], 0),
+                "states": str(of_states[head]), "those of others": span([*of_states[others]], 0)})
 
     table("Heads that track, as entry:head. Mean beta at the right-hand names of a command, and\n"
           "likeness of the keys there to the swap machine's, from 0 to 1; reveals right, %, with\n"
           "beta narrowed to 1.8 in this head or another; states that a linear map reads, %",
           rows, rows[0], {})
+    table("Principal components for 95% of the keys of a head at the right-hand names, and of its\n"
+          "states after 1 to 16 commands", parts, parts[0], {})
 
 
 def stored(seed):

@@ -10,9 +10,10 @@ from machine import SwapMachine
 
 from data import Group, ReplTask, generator
 from experiments import inside
-from experiments.inside import (LinearImage, collect_states, in_commands, intervene, likeness, main,
-                                nearest, read_heads, read_off, right_hand_keys, scan_inputs,
-                                swap_machine_errors, tracking_heads, while_reading, write_heads)
+from experiments.inside import (LinearImage, collect_states, components, in_commands, intervene,
+                                likeness, main, nearest, read_heads, read_off, right_hand_keys,
+                                scan_inputs, swap_machine_errors, tracking_heads, while_reading,
+                                write_heads)
 from models import LinRNN
 from scan import delta_rule_recurrent, exchange_key
 
@@ -112,6 +113,18 @@ def test_mean_keys_do_not_mind_signs_and_those_of_the_machine_are_like_themselve
     assert abs(likeness(mean) - 1) < 1e-5
     shuffled = torch.stack([keys[i, torch.arange(5).roll(i)] for i in range(5)])
     assert likeness(shuffled) < 0.7
+
+
+def test_components_are_the_fewest_directions_that_hold_95_percent_whatever_the_signs():
+    """One head has 90, 4, 3 and 3% along four directions: three hold 95%, two do not. The other
+    head has one direction, with both signs; with one sign no mean must hide it."""
+    axes = torch.linalg.qr(torch.randn(7, 7))[0]
+    parts = torch.tensor([0.90, 0.04, 0.03, 0.03]).sqrt().unsqueeze(1) * axes[:4]
+    line = axes[5].expand(4, -1)
+    signs = torch.tensor([1.0, -1.0, 1.0, 1.0]).view(4, 1, 1)
+    both = torch.stack([parts, line], 1)  # [N, H, K]
+    assert components(both).tolist() == components(signs * both).tolist() == [3, 1]
+    assert components(torch.stack([line, parts], 1), 0.93).tolist() == [1, 2]
 
 
 def test_an_intervention_narrows_one_head_and_is_undone(monkeypatch):
