@@ -220,19 +220,20 @@ def show():
 
 def picture():
     """S5: own commands that are right, and states after forced commands, by the length."""
-    figure, (panels,) = canvas("No arm copies listings of 32 commands, twice the longest in "
+    figure, (panels,) = canvas("No arm copies listings of 32 lines, twice the longest in "
                                "training;\nthe hybrid goes on tracking the state at 64", 1, 2,
                                (9.5, 3.8))
-    reads = {"own": "own commands read", "forced": "true commands given"}
-    for axes, mode, what in zip(panels, MODES, ["commands", "states"]):
+    said = {"own": ("commands", "lines right, own lines read"),
+            "forced": ("states", "states right, true lines given")}
+    for axes, mode in zip(panels, MODES):
+        what, label = said[mode]
         found = {}
         for arm in ARMS:
             rows = records("actions", arm=arm, group="S5")
             shares = [[test[what] for test in where(row["results"], mode=mode)] for row in rows]
             found[NAMES[arm]] = LENGTHS, shares, COLOURS[arm]
-        axes.set(ylim=(0, 1.02), xlabel="commands in the listing, S5",
-                 ylabel=f"{what} right, {reads[mode]}")
-        draw(axes, found, chance=1 / 120, trained=16, named=mode == "forced")
+        axes.set(ylim=(0, 1.02), xlabel="lines in the listing, S5", ylabel=label)
+        draw(axes, found, chance=1 / 120, trained=16, named=None if mode == "forced" else [])
         ticks_at(axes, LENGTHS)
     return figure
 
