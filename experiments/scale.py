@@ -47,7 +47,7 @@ class ManyVariables(ReplTask):
 
     Reveals come n // 4 in a row, so that a trace tells more of its state. sparse: commands are made
     of a few exchanges where each command has a reveal, since a single command that leaves most
-    variables alone is learned sooner.
+    variables alone tells more.
 
     Raises: UserError for sparse commands of a group other than S<n>.
     """
