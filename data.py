@@ -8,6 +8,8 @@
     >>> print('b', b)                 reveal    one variable, chosen uniformly
     b 3                                         the 3 is the only token that tests the state
 
+Prose says line, print and program for a command, a reveal and a trace.
+
 Conventions of permutations, the same in every file (those of matrices stand in scan.py)
     Permutations are arrays of 0-based positions. A command with right-hand side g sets
     new[i] = old[g[i]]. "First g, then h" turns the state s into s[g[h[i]]], so

@@ -379,13 +379,13 @@ def learned(spacing):
 # --- 5. The pictures ------------------------------------------------------------------------------
 
 def picture():
-    """The first reveal of a trace, by the commands before it; and all reveals of (64,8)."""
+    """The first print of a program, by the lines before it; and all prints of (64,8)."""
     rows = {arm: records("arms", arm=arm, millions=15)
             for arm in ("linrnn", "linrnn-beta1", "lstm", "transformer", "transformer-4")}
     right = count(rows["linrnn"], lambda row: first_reveal(row, 16) > 99.5)
-    figure, (panels,) = canvas("After 16 commands of S5 without a reveal the linear RNN with β ≤ 2 "
-                               f"is right\n({right} seeds, 15 million tokens), and all other arms "
-                               "guess", 1, 2, (9, 3.9), sharey=True)
+    figure, (panels,) = canvas("The first print after 16 lines: the linear RNN with −1 is right\n"
+                               f"({right} seeds, 15 million tokens), and all others guess",
+                               1, 2, (10.5, 3.9), sharey=True)
     firsts, along = {}, {}
     for arm, runs in rows.items():
         shares = [[first_reveal(row, S) / 100 for S in (1, 2, 4, 8, 16)] for row in runs]
@@ -393,10 +393,10 @@ def picture():
         shares = [at(row, 64)["by_position"] for row in runs]
         along[NAMES[arm]] = range(8, 65, 8), shares, COLOURS[arm]
 
-    panels[0].set(ylim=(0, 1.02), ylabel="reveals right",
-                  xlabel="commands before the first reveal of a trace")
-    panels[1].set_xlabel("commands read in traces of (64,8)")
-    draw(panels[0], firsts, 0.2, named=False)
+    panels[0].set(ylim=(0, 1.02), ylabel="prints right",
+                  xlabel="lines before the first print of a program")
+    panels[1].set_xlabel("lines read, with a print after every 8")
+    draw(panels[0], firsts, 0.2, named=[NAMES["linrnn"]])
     draw(panels[1], along, 0.2)
     ticks_at(panels[0], [1, 2, 4, 8, 16])
     ticks_at(panels[1], [8, 16, 32, 64])
@@ -404,20 +404,20 @@ def picture():
 
 
 def picture_of_spacing():
-    """Which runs learned traces of (8,S), alone and behind the stage (2,1), arm by arm."""
+    """Which runs learned programs of (8,S), after the stage (2,1) and without it, arm by arm."""
     rows = records("arms_spacing")
     twos = where(rows, group="S5", spacing=2)
-    alone, behind = (count(where(twos, first=first), is_learned) for first in ("", "(2,1)"))
-    figure, ((axes,),) = canvas("With a reveal after every second command the linear RNN (β ≤ 2) "
-                                f"learns S5\non {behind} seeds behind the stage (2,1), and on "
-                                f"{alone} without it", size=(8, 4.4))
+    alone, after = (count(where(twos, first=first), is_learned) for first in ("", "(2,1)"))
+    figure, ((axes,),) = canvas("With a print after every second line the linear RNN with −1 "
+                                f"learns S5\non {after} seeds after the stage (2,1), and on {alone} "
+                                "without that stage", size=(8, 4.4))
     for row in rows:
         name = f"{row['group']}, {NAMES[row['arm']]}, "
-        name += "behind (2,1)" if row["first"] else "alone"
+        name += "after (2,1)" if row["first"] else "at once"
         marker, colour = ("o", BLUE) if is_learned(row) else ("x", GREY)
         dot(axes, SPACINGS.index(row["spacing"]) + (row["seed"] - 1) / 8, name, marker, colour)
     axes.set(xticks=range(4), xticklabels=SPACINGS,
-             xlabel="commands per reveal, S;   three seeds:   o  learned,   x  not learned")
+             xlabel="lines per print, S;   three seeds:   o  learned,   x  not learned")
     axes.invert_yaxis()
     return figure
 

@@ -434,7 +434,7 @@ def picture():
         axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=colour)
     places = [">>>", *"abcde", "=", "1st", "2nd", "3rd", "4th", "5th", "newline"]
     axes.set(xticks=range(13), xticklabels=places, yticks=range(5), ylabel="seed",
-             xlabel="the text of a command: five names, the sign =, the five names in a new order")
+             xlabel="the text of a line: five names, the sign =, the five names in a new order")
     return figure
 
 
@@ -455,13 +455,13 @@ def picture_of_worth():
     figure, ((left, right),) = canvas(
         "Only the head that tracks needs its reflections; a linear map reads the\npermutation off "
         "this head, and off the others hardly ever", 1, 2, (9.5, 4.2))
-    left.set(xlim=(2.03, 0.97), ylim=(0, 1.02), ylabel="reveals right at (64,2)",
+    left.set(xlim=(2.03, 0.97), ylim=(0, 1.02), ylabel="prints right at (64,2)",
              xlabel="upper end of the β of one head")
-    right.set(ylim=(-0.02, 1.02), xlabel="commands read", ylabel="whole permutation read off")
+    right.set(ylim=(-0.02, 1.02), xlabel="lines read", ylabel="whole permutation read off")
     draw(left, {"other heads": (limits, others, GREY), "tracking head": (limits, own, BLUE)}, 0.2)
     draw(right, {"other heads": (lengths, read_others, GREY),
                  "tracking head": (lengths, read, BLUE)}, 1 / 120, trained=64)
-    ticks_at(right, lengths)
+    ticks_at(right, [1, 4, 16, 64, 512])
     return figure
 
 

@@ -47,7 +47,7 @@ class ManyVariables(ReplTask):
 
     Reveals come n // 4 in a row, so that a trace tells more of its state. sparse: commands are made
     of a few exchanges where each command has a reveal, since a single command that leaves most
-    variables alone is learned sooner.
+    variables alone tells more.
 
     Raises: UserError for sparse commands of a group other than S<n>.
     """
@@ -221,13 +221,13 @@ def picture():
     for group in ("S5", "S26"):
         full = where(rows, group=group, commands="full")
         tokens[group] = np.mean([row["tokens"] for row in full])
-    figure, ((axes,),) = canvas("With full commands S26 takes "
+    figure, ((axes,),) = canvas("With shuffles of all variables S26 takes "
                                 f"{tokens['S26'] / tokens['S5']:.1f} times the tokens of S5,\n"
                                 "for $10^{24}$ times the states")
     for row in rows:
         marker, colour = ("o", BLUE) if row["commands"] == "full" else ("x", SKY)
         dot(axes, int(row["group"][1:]), row["tokens"] / 1e6, marker, colour)
-    axes.set(xlabel="variables, n:   o  full commands,   x  swaps",
+    axes.set(xlabel="variables, n:   o  lines shuffle all,   x  lines exchange two",
              ylabel="million tokens of the training")
     axes.loglog()
     axes.set_xticks([3, 5, 8, 12, 16, 20, 26], [3, 5, 8, 12, 16, 20, 26])

@@ -260,15 +260,15 @@ def picture():
     """Accuracy of S5 by length, alone and put back after every command."""
     rows = records("snap", group="S5", commands="full", length=8192)
     mended = count(where(rows, interval=1), lambda row: at(row, 8192)["all"] == 1)
-    figure, ((axes,),) = canvas("Put back on its permutation after each command, the state of S5 "
-                                f"lasts\n8,192 commands ({mended} seeds)")
+    figure, ((axes,),) = canvas("Put back on its permutation after each line, the state of S5 "
+                                f"lasts\n8,192 lines ({mended} seeds)")
     found = {}
-    for name, interval, colour in [("alone", 0, BLUE), ("put back", 1, RED)]:
+    for name, interval, colour in [("never put back", 0, BLUE), ("put back", 1, RED)]:
         mine = where(rows, interval=interval)
         lengths = [result["length"] for result in mine[0]["results"]]
         shares = [[at(row, length)["all"] for length in lengths] for row in mine]
         found[name] = lengths, shares, colour
-    axes.set(ylim=(-0.02, 1.04), xlabel="commands in the trace", ylabel="reveals right")
+    axes.set(ylim=(-0.02, 1.04), xlabel="lines of the program", ylabel="prints right")
     draw(axes, found, 0.2, trained=64)
     ticks_at(axes, [64, 256, 1024, 8192])
     return figure

@@ -248,13 +248,13 @@ def picture():
     """Unseen commands that are right from each state, by the number of commands in training."""
     rows = records("unseen", kind="unseen")
     alls = {seen: count(where(rows, seen=seen), all_right) for seen in (60, 108)}
-    figure, ((axes,),) = canvas("Every unseen command is right from every state with 60 seen "
+    figure, ((axes,),) = canvas("Every unseen line is right from every state with 60 lines seen "
                                 f"({alls[60]} seeds)\nand with 108 ({alls[108]})")
     for row in rows:
         pairs = at(row, 2)
         dot(axes, row["seen"], pairs["pairs_right"] / pairs["pairs"], "o", BLUE)
-    axes.set(ylim=(0, 1.04), xlabel="commands seen in training, of 120;   o  a seed",
-             ylabel="right pairs of state and unseen command")
+    axes.set(ylim=(0, 1.04), xlabel="lines seen in training, of 120;   o  a seed",
+             ylabel="right pairs of state and unseen line")
     draw(axes, {}, chance=1 / 120)
     ticks_at(axes, [5, 12, 30, 60, 108])
     return figure
