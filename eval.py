@@ -107,7 +107,7 @@ def most_likely(logits):
 
 @contextmanager
 def eval_mode(model):
-    """Inside of it the model has no dropout; behind it each of its parts has its old mode."""
+    """Inside of it the model has no dropout; after it each of its parts has its old mode."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:

@@ -258,7 +258,7 @@ class LanguageModel(nn.Module):
         self.norm = nn.RMSNorm(d_model)
         self.unembedding = nn.Linear(d_model, vocab_size, bias=False)
 
-        # The MLP behind each mixer works on each token by itself.
+        # The MLP after each mixer works on each token by itself.
         self.blocks = nn.ModuleList()
         if conv_width > 1:
             self.blocks.append(LocalBlock(d_model, conv_width))

@@ -52,7 +52,7 @@ def record(name, row):
 
 
 def rounded(value):
-    """Numbers to four digits behind the point: no table shows more."""
+    """Numbers to four digits after the point: no table shows more."""
     if isinstance(value, dict):
         return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -218,7 +218,7 @@ def table(title, rows, keys, columns):
 def chapter(doc, show, make_missing=None, commands={}, argv=None):
     """The command of a chapter: its tables, from the records; with --run it makes what is missing.
 
-    commands: {word: function of the arguments behind it}, as `train` in `words train S5`.
+    commands: {word: function of the arguments after it}, as `train` in `words train S5`.
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in commands:

@@ -212,7 +212,7 @@ def play(source, file, names):
         """Stands for print in the program: print('a', a) becomes an event."""
         known = [*zip(names, values or [])]
         if said not in known:
-            raise ValueError("print one variable, as in print('a', a), in a line behind that in "
+            raise ValueError("print one variable, as in print('a', a), in a line after that in "
                              f"which {', '.join(names)} are set to {start} or exchanged")
         events.append(("print", (known.index(said), said[1])))
 
