@@ -1,5 +1,8 @@
 """Repetitions are real programs; what counts in training; the head by hand; the study."""
 
+import re
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -144,6 +147,64 @@ def test_the_study_reads_each_test_of_a_run(monkeypatch):
     assert abs(adversary.going_on(row, 4, "forced") - chance) < 1e-6
 
 
+CYCLES = {"as trained": "xy .5, x", "two coins": "xy .5, xy .5, x",
+          "pairs in turn": "xy .5, x, xz .5, x, yz .5, y", "with the third": "yz 1, xy .5, x",
+          "coin of 0.75": "xy .75, x", "two certain": "xy 1, xy 1, xy .5, x"}
+
+
+@pytest.mark.parametrize("cycle", adversary.OTHERS)
+def test_other_cycles_repeat_their_lines_while_no_coin_falls_and_the_filter_knows_their_belief(
+        cycle, monkeypatch):
+    """The text is read line by line, by Bayes' rule over the six states of three variables."""
+    task = task_of()
+    program = adversary.other_cycles(task.group, cycle, 40, 6, np.random.default_rng(3))
+    check_traces(task, program._replace(**{
+        name: part[:2] for name, part in program._asdict().items() if name != "spacing"}),
+        monkeypatch)
+    traces = task.batch_of(program)
+
+    pairs = set()
+    for tokens, best in zip(task.write_program(program)[0], traces.best):
+        belief = {(1, 2, 3): 1.0}
+        read, expected = [], []
+        for line in task.decode(tokens).splitlines():
+            exchange = re.fullmatch(r">>> (?:if random\(\) < (.*): )?(\w), (\w) = \3, \2", line)
+            shown = re.fullmatch(r"(\w) (\d)", line)
+            if exchange:
+                p = float(exchange[1] or 1)
+                pair = exchange[2] + exchange[3]
+                moved = Counter()
+                for state, mass in belief.items():
+                    new = dict(zip("abc", state))
+                    new[pair[0]], new[pair[1]] = new[pair[1]], new[pair[0]]
+                    moved[tuple(new.values())] += p * mass
+                    moved[state] += (1 - p) * mass
+                belief = moved
+                read.append((pair, p))
+            if shown:
+                place = "abc".index(shown[1])
+                expected.append([sum(mass for state, mass in belief.items() if state[place] == v)
+                                 for v in (1, 2, 3)])
+                belief = {state: mass for state, mass in belief.items()
+                          if state[place] == int(shown[2])}
+                belief = {state: mass / sum(belief.values()) for state, mass in belief.items()}
+                read.append(shown[1])
+        assert np.abs(best - expected).max() < 1e-12
+
+        # The lines of the cycle, with x and y for the pair of this trace.
+        parts = CYCLES[cycle].split(", ")
+        repeated = read[BEFORE * (program.spacing + 1):]
+        x, y = next(pair for pair, p in repeated if p < 1)
+        names = {"x": x, "y": y, "z": ({*"abc"} - {x, y}).pop()}
+        for place, step in enumerate(repeated):
+            part = parts[place % len(parts)].split()
+            named = [names[name] for name in part[0]]
+            assert sorted(step[0]) == sorted(named) and (len(part) == 1 or step[1] == float(part[1]))
+        pairs.add(x + y)
+    assert pairs == {"ab", "ac", "bc"}
+    assert (program.executed == (program.probability == 1)).all()
+
+
 def test_a_run_that_is_not_near_keeps_nothing():
     def row(ordinary, *nats):
         tests = [{"test": "cycles", "pattern": pattern, "coins": "forced", "nats": [0] * 6 + [one]}
@@ -156,7 +217,8 @@ def test_a_run_that_is_not_near_keeps_nothing():
 
 
 def test_the_records_are_cells_of_the_study():
-    for name, cells in [("adversary", CELLS), ("adversary_rates", adversary.RATE_CELLS)]:
+    for name, cells in [("adversary", CELLS), ("adversary_rates", adversary.RATE_CELLS),
+                        ("adversary_others", adversary.OTHER_CELLS)]:
         rows = records(name)
         assert max(len(where(rows, **cell)) for cell in cells) == 1
         assert all(any(cell.items() <= row.items() for cell in cells) for row in rows)
