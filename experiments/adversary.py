@@ -21,11 +21,11 @@ belief for ever.
 
 So a linear RNN keeps the cycle that training showed, pattern by pattern, and no other. After that
 training, and as many steps as the LSTMs, it begins other cycles as the filter does, and then
-drifts: at reveal 64 it is 0.1 to 0.7 nats off with two coins in place of one, pairs in turn, an
-exchange with the third variable, or a coin of 0.75, and with two certain exchanges before the coin
-further than a guess. The LSTM carries over to some of them: pairs in turn and the third variable
-cost it 0.04 to 0.08. But two certain exchanges it loses, too, and on one seed of two the two coins
-and the coin of 0.75.
+drifts. With two coins in place of one, pairs in turn, an exchange with the third variable, or a
+coin of 0.75 it is 0.1 to 0.7 nats off at reveal 64, and with two certain exchanges before the coin
+1.0; a guess has 0.41, or 0.54 with the coin of 0.75. An LSTM carries over to some of them: pairs in
+turn and the third variable cost it 0.04 to 0.08. But two certain exchanges it loses, too, and on
+one seed of two the two coins and the coin of 0.75. So neither has learned Bayes' rule.
 
 Why. A cycle that comes again has the same tokens, so to one linear layer it is one affine map, S <-
 A S + B, with the same A and B. The belief ahead of its reveal is the same each time. So what the
