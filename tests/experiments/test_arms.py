@@ -87,6 +87,8 @@ def test_the_rates_fall_to_zero_over_the_cap_and_the_last_tenth_enters_the_mean(
     at = lambda millions: Progress(step=10**4, tokens=millions * 10**6)
     shares = [arms.cosine(recipe, at(millions), cap=8e6) for millions in (0, 2, 4, 6, 8)]
     assert np.allclose(shares, [1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5, 0])
+    rising = [arms.cosine(recipe, Progress(step=step), 8e6, warmup=500) for step in (0, 249, 499)]
+    assert np.allclose(rising, [1 / 500, 1 / 2, 1])
     entered = [arms.in_last_tenth(recipe, at(millions), cap=10e6) for millions in (0, 8, 9, 10)]
     assert entered == [False, False, True, True]
 
@@ -103,6 +105,12 @@ def test_both_rates_of_an_arm_have_its_factor_and_a_gated_arm_those_of_its_relat
     _, _, tried, _ = arms.plan({"arm": "linrnn", "factor": 0.25, "seed": 0})
     assert (tried.lr, tried.matrix_lr) == (0.25 * 2e-3, 0.25 * 0.01)
 
+    # Another optimiser comes with a pair of its own.
+    for arm, optimizer, pair in [("transformer-4", "adamw", (5e-4, 5e-4)),
+                                 ("lstm", "muon", (1e-3, 5e-3))]:
+        _, _, tried, _ = arms.plan({"arm": arm, "optimizer": optimizer, "factor": 2, "seed": 0})
+        assert (tried.optimizer, tried.lr, tried.matrix_lr) == (optimizer, *(2 * x for x in pair))
+
 
 def test_the_state_of_an_arm_is_what_its_mixers_carry():
     """Heads of K x V numbers; a hidden vector and a cell; keys and values of each layer."""
@@ -115,7 +123,7 @@ def test_the_state_of_an_arm_is_what_its_mixers_carry():
 def test_each_record_has_its_cell():
     """No table reads what no plan makes, and no cell was made twice."""
     for name, cells in [("arms", arms.CELLS), ("arms_rates", arms.RATE_CELLS),
-                        ("arms_spacing", arms.SPACING_CELLS)]:
+                        ("arms_tries", arms.TRIES), ("arms_spacing", arms.SPACING_CELLS)]:
         rows = records(name)
         assert max(len(where(rows, **cell)) for cell in cells) == 1
         assert all(any(cell.items() <= row.items() for cell in cells) for row in rows)
