@@ -17,7 +17,8 @@ in 55 to 100% after 2 commands, one of four layers in 100%, and the LSTM in 48 t
 these arms only four layers get above 25%, with 19 to 58%, and after 8 all three guess. An LSTM with
 as many numbers of state as the linear RNN has is no better after 5 million tokens, on one seed.
 Dense reveals are needed for the first step only: after the stage (2,1) the linear RNN learns S5
-with a reveal after every second command on all seeds, and without that stage on none.
+with a reveal after every second command on all seeds, and without that stage on none. Swaps of S5
+it learns without it, with a reveal after every fourth command on all seeds.
 
     python -m experiments.arms          the tables, from the records
     python -m experiments.arms --run    first makes what has no record; 1 to 30 minutes a run
@@ -234,6 +235,9 @@ SPACING_CELLS = [
     *grid(group=["S3"], arm=["lstm"], millions=[12], first=["", "(2,1)"], spacing=SPACINGS,
           seed=range(3)),
     *grid(group=["S5 swap"], arm=["linrnn"], millions=[2], first=["", "(2,1)"], spacing=SPACINGS,
+          seed=range(100, 103)),
+    # A group that a Transformer learns where each command has a reveal.
+    *grid(group=["S2"], arm=["transformer"], millions=[3], first=[""], spacing=SPACINGS,
           seed=range(100, 103))]
 
 
