@@ -8,7 +8,9 @@ products correlate by .53 to .88. Nor do they lie in fewer dimensions than those
 the paper's do: 7 or 8 principal components hold 95% of them, and 7 to 9 those of others. Its states
 do: 16 components against 19 to 69. For what the head holds is a linear image of the permutation,
 and has (5 - 1)^2 directions. A linear map reads the permutation off all states at 64 commands, and
-off few at 512, where the state has drifted.
+off few at 512, where the state has drifted. Three runs of train.py with fresh seeds, 100 to 102,
+are alike: one head tracks, narrowed it loses 10, 38 and 43%, its keys take 7 or 8 components, and
+its states 16.
 
 Commands:
     python -m experiments.inside                 the five stored models

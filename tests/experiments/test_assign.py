@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from conftest import session, typed_lines
 
 from experiments import RESULTS, assign, play, records
-from experiments.assign import (FUNCTIONS, LINES, HeldBlock, NumberTask, ReadKeyBlock,
-                                ShuffleTask, best_of_last_line, by_copies, clues, copy_step,
-                                is_copy, least_error, norm_of_line, number_steps,
+from experiments.assign import (FUNCTIONS, LINES, HeldBlock, InvertibleTask, NumberTask,
+                                ReadKeyBlock, ShuffleTask, best_of_last_line, by_copies, clues,
+                                copy_step, is_copy, least_error, norm_of_line, number_steps,
                                 representations, sessions, shuffle_steps)
 from models import DeltaBlock
 from scan import scan_recurrent
@@ -170,6 +170,16 @@ def test_of_two_lines_one_shows_a_name_twice_and_one_a_value():
     assert abs(twice - 0.4 * (1 - 0.5 * 2 / 5)) < 0.01
 
 
+def test_a_quarter_of_the_batches_of_shuffles_asks_after_every_line():
+    """With as many prints as the others. What is tested is the length that was named."""
+    task, rng = ShuffleTask(), np.random.default_rng(7)
+    lines = [task.decode(task.training_batch(1, 8, 4, rng).inputs[0]).count(">>> a, b")
+             for _ in range(400)]
+    assert {*lines} == {2, 8} and abs(lines.count(2) / 400 - 0.25) < 0.07
+    tested = task.test_batch(1, 8, 4, rng)
+    assert task.decode(tested.inputs[0]).count(">>> a, b") == 8 and tested.reveals.sum() == 2
+
+
 @pytest.mark.parametrize("task_class", assign.TASKS.values())
 def test_the_guess_beside_the_scores_is_that_of_the_best_reader_of_the_last_line(task_class):
     """Of a shuffle it knows one value in ten, and one in five of the others by luck."""
@@ -205,6 +215,43 @@ def test_the_straight_lines_of_a_function_are_lines_of_the_task(function):
                                 r"([abc] [+-] [abc]))", line), line
         assert str(python[asked]) == value
         task.encode("".join(f">>> {line}\n" for line in lines))
+
+
+# --- The study ------------------------------------------------------------------------------------
+
+def test_an_arm_is_studied_by_its_best_rates_and_all_arms_get_the_same_steps(monkeypatch):
+    """The rates of another arm do not count, even if they are better."""
+    rows = [{"arm": arm, "factor": factor, "results": [{"all": share}, {"all": 0.5}]}
+            for arm, factor, share in [("delta rule", 0.5, 0.6), ("delta rule", 2, 0.7),
+                                       ("delta rule", 1, 0.3), ("LSTM", 1, 0.9)]]
+    monkeypatch.setattr(assign, "records",
+                        lambda name, **of: [row for row in rows if of.items() <= row.items()])
+    cells = [{"task": task, "arm": arm, "seed": 7}
+             for task in assign.STEPS for arm in ("delta rule", "LSTM")]
+    recipes = [assign.plan(cell)[2] for cell in cells]
+    assert [(recipe.optimizer, recipe.lr, recipe.matrix_lr) for recipe in recipes] == 2 * [
+        ("muon", 4e-3, 0.02), ("adamw", 4e-3, 4e-3)]
+    assert [recipe.stage_steps for recipe in recipes[::2]] == [*assign.STEPS.values()]
+    assert recipes[0].stage_steps == recipes[1].stage_steps and recipes[0].seed == 7
+    assert assign.plan_rates(cells[0] | {"factor": 1})[2].stage_steps[:-1] == \
+        recipes[0].stage_steps[:-1]
+
+
+def test_a_line_with_an_inverse_has_one_value_ahead_of_it_for_each_value_after_it():
+    """Undone from the last line on, a program ends at its first values."""
+    for seed in range(50):
+        first, *lines = InvertibleTask().program(6, np.random.default_rng(seed))
+        values = {}
+        exec(first, {}, values)
+        after = dict(values)
+        exec("\n".join(lines), {}, after)
+        for line in reversed(lines):
+            target, expression = line.split(" = ")
+            before = [x for x in range(-40, 41)
+                      if eval(expression, {}, after | {target: x}) == after[target]]
+            assert len(before) == 1, line
+            after[target] = before[0]
+        assert after == values
 
 
 # --- The commands ---------------------------------------------------------------------------------
@@ -271,6 +318,7 @@ def test_the_rates_of_a_recipe_fall_in_its_last_stage_and_copies_are_counted():
 
 
 def test_each_cell_has_one_record_and_each_record_its_cell():
-    for name, cells in (("assign", assign.CELLS), ("assign_goals", assign.GOALS)):
+    for name, cells in (("assign", assign.CELLS), ("assign_goals", assign.GOALS),
+                        ("assign_rates", assign.RATE_CELLS), ("assign_told", assign.TOLD_CELLS)):
         assert {len(records(name, **cell)) for cell in cells} == {1}
         assert len(records(name)) == len(cells)

@@ -27,8 +27,8 @@ PACKAGES = {"torch", "numpy", "tqdm", "matplotlib"}
 SHARED = {"groups", "plots"}
 CHAPTERS = {path.stem: path for path in (ROOT / "experiments").glob("[a-z]*.py")}
 ARROWS = {("adversary", "beliefs"), ("snap", "inside"), ("programs", "snap"),
-          ("repeats", "arms"), ("repeats", "inside"), ("repeats", "snap"), ("assign", "programs"),
-          ("play", "assign")}
+          ("repeats", "arms"), ("repeats", "inside"), ("repeats", "snap"), ("assign", "arms"),
+          ("assign", "programs"), ("assign", "supervision"), ("play", "assign")}
 WITH_A_TABLE = sorted(set(CHAPTERS) - SHARED - {"play", "one_page"})
 
 
