@@ -38,7 +38,7 @@ cycle, nothing teaches a model to keep it out.
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle).
 
-Next: words.py.
+Next: repeats.py.
 """
 
 from collections import Counter

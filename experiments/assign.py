@@ -3,12 +3,10 @@
     >>> a, b, c, d, e = c, 4, b, b, a       shuffles that copy and overwrite
     >>> a = b + 3                           or programs of integers
 
-The paper's programs only shuffle. `a = b` is another thing: it loses a value. A reflection loses
-nothing, and a step of the delta rule with beta = 1 loses a direction: it takes a state to its
-nearest point in a plane. `a = b` is no such step, since it moves the value of b along the row of a,
-and section 1 proves that no other way of writing the state makes both `a = b` and `b = a` such
-steps. What helps is to read along one key and to write along another. A step then fetches what
-stands in b and puts it into a, and it can add as well.
+The paper's programs only shuffle. `a = b` loses a value, and a layer of reflections cannot do that
+(copies.py). What helps is one more key: a step reads along one key and writes along another, so
+that it fetches what stands in b and puts it into a, and it can add as well. Models with that key
+learn two tasks here, beside the delta rule, an LSTM and a Transformer.
 
 Finding. Shuffles of five variables that copy are tracked with one more key: on five fresh seeds
 99.8 to 100% of the prints are right at (128,16), after two minutes of training, and the delta rule
@@ -27,17 +25,15 @@ again. Told the state after each line, as in the chapter supervision, one more k
 
     python -m experiments.assign                          the tables, from the records
     python -m experiments.assign --run                    makes what is missing, 1 to 12 minutes a run
-    python -m experiments.assign theorem                  how near reflections come: ten seconds
     python -m experiments.assign train                    integers, eleven minutes
     python -m experiments.assign train --task shuffles    two minutes
     python -m experiments.assign eval DIR
 
-Sources. DeltaProduct (Siems et al. 2025, arXiv 2502.10297), appendix B: "a generalized Householder
-matrix cannot be a copy matrix". The transition 1 - b r^T with two keys is known: RWKV-7 (Peng et
-al. 2025, arXiv 2503.14456) removes along one key and writes along another, Gated DeltaNet-2 has an
-erase key, and flash-linear-attention calls it IPLR, identity plus low rank. Such a step may make a
-state longer: a copy has the norm sqrt 2, and a sum sqrt 3. Products of copies stay bounded, as they
-only move values, but products of free keys need not. The proof, the tasks and the runs are ours.
+Sources. The transition 1 - b r^T with two keys is known: RWKV-7 (Peng et al. 2025, arXiv
+2503.14456) removes along one key and writes along another, Gated DeltaNet-2 has an erase key, and
+flash-linear-attention calls it IPLR, identity plus low rank. Such a step may make a state longer: a
+copy has the norm sqrt 2, and a sum sqrt 3. Products of copies stay bounded, as they only move
+values, but products of free keys need not. The tasks and the runs are ours.
 
 Next: play.py, a session with a trained model.
 """
@@ -54,7 +50,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from data import (Group, Lexer, Parser, ReplTask, UserError, at_least, generator, next_tokens, run,
@@ -74,200 +69,7 @@ NUMBERS = np.arange(-9, 10)  # the values of integer programs
 BLANK = -1  # a place of a line that holds no token
 
 
-# --- 1. No layer with reflections alone can copy both ways ----------------------------------------
-#
-# Let one vector c(x, y) stand for the values x of a and y of b, in any representation: a state S is
-# such a vector, too, if its columns are written below each other. A line is c <- A c + s, where A
-# and s depend on its tokens only, and |A| <= 1: A never makes a vector longer. What a line does to
-# a DIFFERENCE of two vectors is A alone. Let P be the A of `a = b` and Q that of `b = a`, both on
-# the space of all differences.
-#
-#   1. Twice is once: P P = P. A projection that makes no vector longer is an orthogonal one, so it
-#      is symmetric. The same holds for Q.
-#   2. `b = a` after `a = b` changes nothing: Q P = P. Likewise P Q = Q.
-#   3. The transpose of Q P = P is P Q = P. With P Q = Q this gives P = Q.
-#   4. P takes c(x, y) - c(x', y) to 0, for the value of a is lost. Q takes c(x, y) - c(x, y') to 0.
-#      Differences of these two kinds span all differences. So P = Q takes all of them to 0.
-#   5. Hence c(y, y), to which `a = b` leads, is the same vector for each y. Nothing can be read.
-#
-# The exchange `a, b = b, a` and one of the copies give the other copy. So such a layer has copies
-# one way or exchanges, but not both. A step of the delta rule has |A| <= 1 for each beta in [0, 2],
-# and so has any number of steps or heads. The proof leaves four ways out: a second layer,
-# attention, several vectors for one pair of values, and a step between the lines that is not linear
-# (snap.py). The table shows what a line needs where it is possible; one more key gives it.
-
-LINES = {"a = b": lambda x, y: (y, y), "b = a": lambda x, y: (x, x),
-         "a, b = b, a": lambda x, y: (y, x)}
-
-
-def representations(values=3):
-    """Three ways to write the values of two variables: {name: vectors [values, values, width]}."""
-    x, y = np.indices((values, values))
-    one_hot = np.eye(values)
-    return {"a slot for each variable": np.concatenate([one_hot[x], one_hot[y]], -1),
-            "one-hot of all states": np.eye(values**2).reshape(values, values, -1),
-            "(x - y, y)": np.stack([x - y, y], -1).astype(float)}
-
-
-def norm_of_line(vectors, line):
-    """How much longer a line makes the difference of two states, at most: the least |A| there is.
-
-    Shapes: vectors c(x, y) [values, values, width] -> a number; inf if no A executes the line.
-    """
-    x, y = np.indices(vectors.shape[:2])
-    images = vectors[LINES[line](x, y)]
-
-    # The differences from one state span all differences, one a row. On them A is determined, and
-    # the pseudoinverse gives the A that takes everything orthogonal to them to 0.
-    before = (vectors - vectors[0, 0]).reshape(x.size, -1)
-    after = (images - images[0, 0]).reshape(x.size, -1)
-    transposed = np.linalg.pinv(before) @ after  # A^T, which is as long as A
-    if abs(before @ transposed - after).max() > 1e-9:
-        return math.inf
-    return float(np.linalg.norm(transposed, 2))
-
-
-def least_error(lines, own_read_key, starts=3, iterations=250):
-    """Search for a representation and for steps that copy: how near to these lines they come.
-
-    Free are nine vectors c(x, y) in 8 dimensions, of length 2 at most; a reader for each value of x
-    and of y, of length 1; and for each line eight steps 1 - beta k r^T with unit keys, beta in
-    [0, 2], and a vector that is added after them. r = k unless own_read_key. The margin is by how
-    much the reader of the true value is ahead of the others, at least.
-    Returns: the distance between a line's result and where it should be, the greatest of all lines
-        and states, as a share of the margin; the best of some random starts.
-    """
-    return min(error_of_start(lines, own_read_key, start, iterations) for start in range(starts))
-
-
-def error_of_start(lines, own_read_key, start, iterations):
-    """One start of the search, by torch's L-BFGS."""
-    rng = torch.Generator().manual_seed(start)
-    x, y = torch.cartesian_prod(torch.arange(3), torch.arange(3)).T  # of nine states
-    targets = []
-    for line in lines:
-        new_x, new_y = LINES[line](x, y)
-        targets.append(3 * new_x + new_y)  # the number of a state
-    targets = torch.stack(targets)  # [lines, 9]
-
-    def free(*shape):
-        return torch.randn(*shape, generator=rng, dtype=torch.float64).requires_grad_()
-
-    vectors = free(9, 8)
-    readers = free(2, 3, 8)
-    keys = free(2, 8, len(lines), 8)  # k and r of each step
-    angles = free(8, len(lines))
-    added = free(len(lines), 1, 8)
-    optimizer = torch.optim.LBFGS([vectors, readers, keys, angles, added], max_iter=iterations,
-                                  history_size=30, line_search_fn="strong_wolfe")
-
-    def measure():
-        """The errors [lines, 9]; by how much true readers are ahead of others [9, 2, 3]."""
-        c = vectors * (2 / vectors.norm(dim=-1, keepdim=True)).clamp(max=1)
-        k, r = F.normalize(keys, dim=-1)
-        beta = 2 * (0.3 * angles).sin().square()  # the steps begin small
-        after = c.expand(len(lines), 9, 8)
-        for k_LD, r_LD, beta_L in zip(k, r if own_read_key else k, beta):
-            read = (after @ r_LD.unsqueeze(-1))  # [lines, 9, 1]
-            after = after - read * (beta_L.unsqueeze(-1) * k_LD).unsqueeze(-2)
-        errors = (after + added - c[targets]).square().sum(-1)
-
-        scores = torch.einsum("nd,vxd->nvx", c, F.normalize(readers, dim=-1))
-        of_true = scores.gather(2, torch.stack([x, y], -1).unsqueeze(-1))
-        ahead = of_true - scores
-        return errors, ahead[ahead != 0]  # without the true reader itself
-
-    def loss():
-        optimizer.zero_grad()
-        errors, ahead = measure()
-        value = errors.mean() + (1 - ahead).relu().square().sum()
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    errors, ahead = measure()
-    return (errors.max().sqrt() / ahead.min()).item()
-
-
-# --- 2. A machine by hand: one more key -----------------------------------------------------------
-#
-#     S <- S + b (v - S^T k)^T          the scan of scan.py: it reads along k, and writes along b
-#
-# Rows of S are memory slots, as in the swap machine of scan.py. With k = e_a - e_b and b = e_a the
-# step adds the row b - a to the row a: it is `a = b`. Its matrix 1 - b k^T has the eigenvalue
-# 1 - k.b = 0 and the norm sqrt 2. The delta rule must write along the key that it has read, b =
-# beta k, and would also change the row b.
-#
-# A line of numbers takes a spare slot t, and a step for each of its tokens:
-#
-#     >>>               t <- 0            k = b = e_t                       eigenvalue 0
-#     an operand y      t <- t + y or -   k = -e_y or +e_y, b = e_t         eigenvalue 1
-#     a number 4        t <- t + 4 or -   k = 0, b = e_t, v = 4 or -4       eigenvalue 1
-#     the newline       a <- t            k = e_a - e_t, b = e_a            eigenvalue 0
-#
-# So the target may stand among the operands. `a = a + a` in one step would need the eigenvalue 2.
-#
-# A shuffle line takes a spare x' for each variable, as in the swap machine, but copies in place of
-# exchanges: x' <- x at each left-hand name, x_i <- y' at the i-th right-hand name, and x_i <- 4 for
-# a 4. No eigenvalue is -1. An exchange needs the -1 of a SYMMETRIC step; copies do without.
-
-
-def copy_step(target, source, slots):
-    """k and b of the step that copies row `source` to row `target`.  Shapes: [...] -> [..., slots].
-    """
-    b = F.one_hot(target, slots).double()
-    return b - F.one_hot(source, slots).double(), b
-
-
-def shuffle_steps(commands):
-    """The 2n steps of each shuffle: from integers [..., L, n] to k, b [..., L 2n, 2n], v [..., 1].
-
-    An entry below n is a variable, and n + j is the literal of the value j, counted from 0.
-    """
-    *lead, length, n = commands.shape
-    place = torch.arange(n).expand_as(commands)
-    literal = (commands >= n).unsqueeze(-1)
-
-    k_left, b_left = copy_step(place + n, place, 2 * n)
-    k_right, b_right = copy_step(place, n + commands % n, 2 * n)
-    k_right = torch.where(literal, b_right, k_right)  # x_i <- v
-    v_right = torch.where(literal, commands.unsqueeze(-1) - n, 0).double()
-
-    k = torch.cat([k_left, k_right], -2)  # [..., L, 2n, 2n]: 2n steps a command
-    b = torch.cat([b_left, b_right], -2)
-    v = torch.cat([torch.zeros_like(v_right), v_right], -2)
-    return [x.reshape(*lead, length * 2 * n, -1) for x in (k, b, v)]
-
-
-def number_steps(symbols, names):
-    """The step of each token of a line of numbers: k, b [T, n + 1] and v [T, 1].
-
-    symbols: the tokens of a line, as in [">>> ", "a", " = ", "4", " - ", "b", "\\n"].
-    """
-    slots = dict(zip([*names, "t"], np.eye(len(names) + 1)))
-    nothing = 0 * slots["t"]
-    sign, target = 1, None
-    steps = []
-    for symbol in symbols:
-        step = nothing, nothing, 0
-        if symbol == ">>> ":
-            step = slots["t"], slots["t"], 0
-        elif symbol == "\n":
-            step = slots[target] - slots["t"], slots[target], 0
-        elif symbol == " - ":
-            sign = -1
-        elif symbol in names and target is None:
-            target = symbol
-        elif symbol in names:
-            step = -sign * slots[symbol], slots["t"], 0
-        elif symbol not in (" = ", " + "):
-            step = nothing, slots["t"], sign * int(symbol)
-        steps.append(step)
-    k, b, v = map(np.array, zip(*steps))
-    return [torch.from_numpy(x).double() for x in (k, b, v[:, None])]
-
-
-# --- 3. The layer ---------------------------------------------------------------------------------
+# --- 1. The layer ---------------------------------------------------------------------------------
 
 class ReadKeyBlock(DeltaBlock):
     """The delta rule with one more key: S <- S + beta k (gamma v - S^T r)^T, |k| = |r| = 1.
@@ -302,7 +104,7 @@ class HeldBlock(ReadKeyBlock):
         return q, torch.where(along < 0, -r, r), b / along.abs().clamp(min=1), v
 
 
-# --- 4. Two tasks ---------------------------------------------------------------------------------
+# --- 2. Two tasks ---------------------------------------------------------------------------------
 
 class ShuffleTask(ReplTask):
     """REPL traces of shuffles that copy and overwrite: `a, b, c, d, e = c, 4, b, c, d`.
@@ -520,7 +322,7 @@ def clues(task, text):
 TASKS = {"integers": NumberTask, "shuffles": ShuffleTask}
 
 
-# --- 5. Real functions ----------------------------------------------------------------------------
+# --- 3. Real functions ----------------------------------------------------------------------------
 
 FUNCTIONS = ["fibonacci", "running_sum", "alternating_sum", "countdown", "difference_of_sums",
              "sort_two"]
@@ -564,7 +366,7 @@ def answers_of(model, task):
     return rows
 
 
-# --- 6. The study ---------------------------------------------------------------------------------
+# --- 4. The study ---------------------------------------------------------------------------------
 
 class KeyRNN(LanguageModel):
     """A linear RNN with one more key, in the sizes of LinRNN.  block: ReadKeyBlock or HeldBlock."""
@@ -653,7 +455,7 @@ def is_copy(commands):
     return (np.diff(names) == 0).any(-1)
 
 
-# --- 7. Told the state ----------------------------------------------------------------------------
+# --- 5. Told the state ----------------------------------------------------------------------------
 #
 # The chapter supervision tells a model the state after each line, and the delta rule does not learn
 # its arithmetic. Here both layers read twice as many programs, and their rates fall to 0. A control
@@ -687,7 +489,7 @@ def plan_told(cell):
     return task, make_model, replace(recipe, last_steps=TOLD_PROGRAMS // recipe.batch), TOLD_TESTS
 
 
-# --- 8. The recipe of `train`, on which the goals rest --------------------------------------------
+# --- 6. The recipe of `train`, on which the goals rest --------------------------------------------
 
 COMMAND = "python -m experiments.assign train"
 RECIPES = {
@@ -755,37 +557,10 @@ def evaluate_one(argv):
         print(json.dumps({"results": rows}))
 
 
-# --- 9. The tables and the picture ----------------------------------------------------------------
-
-def show_theorem(argv=()):
-    """The command `theorem`: the norms, and the search of some ten seconds."""
-    Parser(prog="python -m experiments.assign theorem").parse_args(argv)
-    show_norms()
-    both = ["a = b", "b = a"]
-    print("\nThe least error of a line that a search finds, as a share of the margin of a read\n")
-    for name, lines, own_read_key in [("one copy, reflections", both[:1], False),
-                                      ("both copies, reflections", both, False),
-                                      ("both copies, one more key", both, True)]:
-        print(f"{name:>26}  {least_error(lines, own_read_key):.3f}", flush=True)
-
-
-def show_norms():
-    rows = []
-    for name, vectors in representations().items():
-        rows.append({"representation": name,
-                     **{line: norm_of_line(vectors, line) for line in LINES}})
-    table("How much longer a line makes the difference of two states, at most (three values)", rows,
-          ["representation"], {line: norms(line) for line in LINES})
-
-
-def norms(line):
-    """A column of a table: the norm of a line."""
-    return lambda rows: f"{rows[0][line]:.2f}"
-
+# --- 7. The tables and the picture ----------------------------------------------------------------
 
 def show():
     """All tables, from results/assign.jsonl and results/assign_goals.jsonl."""
-    show_norms()
     for task in STEPS:
         chance = 100 * TASKS[task]().chance
         table(f"{task}: prints right in %, least-greatest of the seeds; the best reader of the "
@@ -886,7 +661,7 @@ def picture():
     return figure
 
 
-# --- 10. The command line -------------------------------------------------------------------------
+# --- 8. The command line -------------------------------------------------------------------------
 
 def make_missing():
     make("assign_rates", RATE_CELLS, plan_rates, measure_rates, **FALLING)
@@ -913,7 +688,7 @@ def make_goal(cell):
 
 def main(argv=None):
     chapter(__doc__, show, make_missing,
-            {"train": train_one, "eval": evaluate_one, "theorem": show_theorem}, argv)
+            {"train": train_one, "eval": evaluate_one}, argv)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ Without the exchanges S12 waits more than four times as long at (2,1), and with 
 about twice as long or more (on other seeds).
 
 Source: the task is that of Siems et al. 2026 (arXiv 2602.14814), section 3; the rule is ours.
-Next: assign.py.
+Next: copies.py.
 """
 
 from functools import partial
