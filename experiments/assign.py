@@ -21,7 +21,9 @@ training ends, and 88.9 to 97.5% at (128,16); the best reader of the last line h
 functions of six are answered for all arguments. In the others the stored model is off by one where
 it is wrong, as it is in five of six countdowns from 3 or more: there one line comes again and
 again. Told the state after each line, as in the chapter supervision, one more key answers 97 to
-100% of the arithmetic, and the delta rule 66 to 83.
+100% of the arithmetic, and the delta rule 66 to 83. A control surprises: where all lines have an
+inverse, so that no value is lost, the delta rule has no more, 37 to 47%, and one more key 99 to
+100. So sums need that key as much as copies do: in a table of slots a <- a + b has the norm 1.62.
 
     python -m experiments.assign                          the tables, from the records
     python -m experiments.assign --run                    makes what is missing, 1 to 12 minutes a run
@@ -457,9 +459,9 @@ def is_copy(commands):
 
 # --- 5. Told the state ----------------------------------------------------------------------------
 #
-# The chapter supervision tells a model the state after each line, and the delta rule does not learn
-# its arithmetic. Here both layers read twice as many programs, and their rates fall to 0. A control
-# has lines that lose no value.
+# The chapter supervision tells a model the state after each line, and the delta rule learns little
+# of its arithmetic. Here both layers read twice as many programs, and their rates fall to 0. A
+# control has lines that lose no value.
 
 
 class InvertibleTask(ArithmeticTask):
@@ -470,8 +472,7 @@ class InvertibleTask(ArithmeticTask):
 
 
 TOLD_TASKS = {"arithmetic": ArithmeticTask, "invertible lines": InvertibleTask}
-TOLD_CELLS = [*grid(task=["arithmetic"], arm=["one more key", "delta rule"], seed=range(100, 103)),
-              *grid(task=["invertible lines"], arm=["delta rule"], seed=range(100, 103))]
+TOLD_CELLS = grid(task=[*TOLD_TASKS], arm=["one more key", "delta rule"], seed=range(100, 103))
 TOLD_PROGRAMS = 2**17
 TOLD_TESTS = [(4, 1), (8, 1), (16, 1)]
 

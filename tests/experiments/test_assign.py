@@ -165,18 +165,30 @@ def test_a_line_with_an_inverse_has_one_value_ahead_of_it_for_each_value_after_i
 
 # --- The commands ---------------------------------------------------------------------------------
 
+SMALL = {"curriculum": [(2, 1), (4, 2)], "stage_steps": [2, 2], "batch": 2}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A run of each task that is over in a second: {task: its folder}. It learns nothing."""
     folders = {}
     with pytest.MonkeyPatch.context() as patch:
-        small = {"curriculum": [(2, 1), (4, 2)], "stage_steps": [2, 2], "batch": 2}
-        patch.setattr(assign, "RECIPES", dict.fromkeys(assign.TASKS, small))
+        patch.setattr(assign, "RECIPES", dict.fromkeys(assign.TASKS, SMALL))
         for task in assign.TASKS:
             folders[task] = tmp_path_factory.mktemp("runs") / task
             assign.main(["train", "--task", task, "--seed", "3", "--out", str(folders[task]),
                          "--lengths", "4:2", "--traces", "4"])
     return folders
+
+
+def test_the_delta_rule_is_trained_by_the_same_recipe(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(assign, "RECIPES", {"shuffles": SMALL})
+    assign.main(["train", "--task", "shuffles", "--model", "linrnn", "--out", str(tmp_path / "run"),
+                 "--lengths", "4:2", "--traces", "4"])
+    blocks = [[type(block) for block in assign.load(run)[1].blocks]
+              for run in (tmp_path / "run", runs["shuffles"])]
+    assert blocks[0].count(DeltaBlock) == blocks[1].count(ReadKeyBlock) == 1
+    assert ReadKeyBlock not in blocks[0]
 
 
 @pytest.mark.parametrize("task", assign.TASKS)
