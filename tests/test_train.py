@@ -502,9 +502,11 @@ def test_a_checkpoint_that_is_cut_or_foreign_is_refused_in_one_line(small_run, t
 
 def test_a_closed_pipe_ends_a_program_in_silence_and_loses_no_results(tmp_path):
     training = f"train.py {' '.join(SMALL)} --out {tmp_path / 'run'} | head -1"
-    for command in ("data.py | true", "scan.py | true", training):
-        told = subprocess.run(f"'{sys.executable}' {command}", shell=True, cwd=ROOT, text=True,
-                              capture_output=True).stderr
+    running = [subprocess.Popen(f"'{sys.executable}' {command}", shell=True, cwd=ROOT, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+               for command in ("data.py | true", "scan.py | true", training)]
+    for process in running:
+        told = process.communicate()[1]
         assert "Traceback" not in told and "Broken" not in told, told
     assert results_of(tmp_path / "run")["steps"] == 6
 
