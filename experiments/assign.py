@@ -562,7 +562,7 @@ def evaluate_one(argv):
 # --- 7. The tables and the picture ----------------------------------------------------------------
 
 def show():
-    """All tables, from results/assign.jsonl and results/assign_goals.jsonl."""
+    """All tables, from the records."""
     for task in STEPS:
         chance = 100 * TASKS[task]().chance
         table(f"{task}: prints right in %, least-greatest of the seeds; the best reader of the "
@@ -570,11 +570,6 @@ def show():
                   "weights": lambda same: f"{same[0]['parameters']:,}",
                   "million tokens": millions, "minutes": minutes,
                   **{f"({length},{spacing})": percent(length) for length, spacing in TESTS}})
-    for task in STEPS:
-        table(f"{task}: the first print of a program, after so many lines, right in %",
-              of_study(task), ["arm"],
-              {f"{spacing} lines": first_print(length) for length, spacing in TESTS})
-
     table("shuffles, the only print of programs of 32 lines, by how many of them copy: right in %",
           of_study("shuffles"), ["arm"],
           {f"{least}-{most}": share_between(least, most) for least, most in BINS})
@@ -606,11 +601,6 @@ def of_study(task):
 
 def in_study_order(rows):
     return sorted(rows, key=lambda row: ([*STEPS].index(row["task"]), [*ARMS].index(row["arm"])))
-
-
-def first_print(length):
-    """A column of a table: the first print of a trace, ahead of which there is none."""
-    return lambda rows: span([100 * at(row, length)["by_position"][0] for row in rows])
 
 
 BINS = [(0, 6), (7, 9), (10, 12), (13, 32)]  # numbers of copies in 32 lines
