@@ -2,24 +2,26 @@
 
     a = b             loses the value of a, and then a and b hold the same
 
-The paper's programs only shuffle. `a = b` is another thing: it loses a value. A reflection loses
-nothing, and a step of the delta rule with beta = 1 loses a direction: it takes a state to its
-nearest point in a plane. `a = b` is no such step, since it moves the value of b along the row of a,
-and section 1 proves that no other way of writing the state makes both `a = b` and `b = a` such
-steps. What helps is to read along one key and to write along another. A step then fetches what
-stands in b and puts it into a, and it can add as well: section 2 builds a machine of such steps.
+The paper's programs only shuffle. `a = b` is another thing: it loses a value. A step of the delta
+rule takes away what it has read, along the key by which it has read it: with beta = 2 it reflects,
+and with beta = 1 it takes a state to the nearest point of a hyperplane. `a = b` reads the
+difference of two rows and changes only one of them. Section 1 proves that no other way of writing
+the state helps: not both `a = b` and `b = a` are made of such steps. What helps is to read along
+one key and to write along another. A step then fetches what stands in b and puts it into a, and it
+can add as well: section 2 builds a machine of such steps.
 
-Finding. In each of three representations one copy at least makes a difference of two states longer,
-1.41 to 1.73 times, and no number of reflections does that. A search that chooses the representation
-finds one copy by eight reflections, but both copies only with an error of 5% of the margin by which
-values are read. With one more key it finds both.
+Finding. In each of three representations the matrix of one copy at least has a norm above 1, 1.41
+to 1.73, and steps of the delta rule never have. A search that chooses the representation finds one
+copy by eight such steps. For both copies its error stays at 5% of the margin, by which the true
+value is ahead of the others when it is read. With one more key it finds both.
 
-    python -m experiments.copies            how long a copy makes a difference of states
-    python -m experiments.copies search     how near reflections come: ten seconds
+    python -m experiments.copies            the norms of copies
+    python -m experiments.copies search     how near the delta rule comes: ten seconds
 
-Source: DeltaProduct (Siems et al. 2025, arXiv 2502.10297), appendix B: "a generalized Householder
-matrix cannot be a copy matrix". The proof for any representation, the search and the machine are
-ours.
+Sources. DeltaProduct (Siems et al. 2025, arXiv 2502.10297), appendix B: "a generalized Householder
+matrix cannot be a copy matrix". RWKV-7 (Peng et al. 2025, arXiv 2503.14456) has steps with two
+vectors, with which it recognises all regular languages. The proof for any representation, the
+search and this machine are ours.
 
 Next: assign.py, where models are trained to copy and to compute.
 """
@@ -33,43 +35,45 @@ import torch.nn.functional as F
 from data import Parser, run
 from experiments import chapter, table
 
-# --- 1. No layer with reflections alone can copy both ways ----------------------------------------
+# --- 1. No layer of the delta rule can copy both ways ---------------------------------------------
 #
 # Let one vector c(x, y) stand for the values x of a and y of b, in any representation: a state S is
 # such a vector, too, if its columns are written below each other. A line is c <- A c + s, where A
 # and s depend on its tokens only, and |A| <= 1: A never makes a vector longer. What a line does to
-# a DIFFERENCE of two vectors is A alone. Let P be the A of `a = b` and Q that of `b = a`, both on
-# the space of all differences.
+# the difference of two such vectors is A alone. Let D be the space that all differences span, P the
+# A of `a = b` on it, and Q that of `b = a`. Both map D into itself, because a line leads from
+# states to states. Transposes are taken in D.
 #
 #   1. Twice is once: P P = P. A projection that makes no vector longer is an orthogonal one, so it
 #      is symmetric. The same holds for Q.
 #   2. `b = a` after `a = b` changes nothing: Q P = P. Likewise P Q = Q.
 #   3. The transpose of Q P = P is P Q = P. With P Q = Q this gives P = Q.
 #   4. P takes c(x, y) - c(x', y) to 0, for the value of a is lost. Q takes c(x, y) - c(x, y') to 0.
-#      Differences of these two kinds span all differences. So P = Q takes all of them to 0.
+#      Differences of these two kinds span D. So P = Q takes all of it to 0.
 #   5. Hence c(y, y), to which `a = b` leads, is the same vector for each y. Nothing can be read.
 #
 # The exchange `a, b = b, a` and one of the copies give the other copy. So such a layer has copies
 # one way or exchanges, but not both. A step of the delta rule has |A| <= 1 for each beta in [0, 2],
-# and so has any number of steps or heads. The proof leaves four ways out: a second layer,
-# attention, several vectors for one pair of values, and a step between the lines that is not linear
-# (snap.py). The table shows what a line needs where it is possible; one more key gives it.
+# and so has any number of steps or heads. The proof leaves ways out: a second layer, attention,
+# several vectors for one pair of values, transitions that depend on lines before, a step between
+# the lines that is not linear (snap.py), and being right only nearly. The table has the norm of the
+# matrix that each line needs; a step with one more key may have that norm.
 
 LINES = {"a = b": lambda x, y: (y, y), "b = a": lambda x, y: (x, x),
          "a, b = b, a": lambda x, y: (y, x)}
 
 
-def representations(values=3):
-    """Three ways to write the values of two variables: {name: vectors [values, values, width]}."""
-    x, y = np.indices((values, values))
-    one_hot = np.eye(values)
+def representations():
+    """Three ways to write the values of two variables: {name: vectors [3, 3, width]}."""
+    x, y = np.indices((3, 3))
+    one_hot = np.eye(3)
     return {"a slot for each variable": np.concatenate([one_hot[x], one_hot[y]], -1),
-            "one-hot of all states": np.eye(values**2).reshape(values, values, -1),
+            "one-hot of all states": np.eye(9).reshape(3, 3, 9),
             "(x - y, y)": np.stack([x - y, y], -1).astype(float)}
 
 
 def norm_of_line(vectors, line):
-    """How much longer a line makes the difference of two states, at most: the least |A| there is.
+    """The least norm |A| of a matrix that executes a line on the space D of section 1.
 
     Shapes: vectors c(x, y) [values, values, width] -> a number; inf if no A executes the line.
     """
@@ -90,11 +94,11 @@ def least_error(lines, own_read_key, starts=3, iterations=250):
     """Search for a representation and for steps that copy: how near to these lines they come.
 
     Free are nine vectors c(x, y) in 8 dimensions, of length 2 at most; a reader for each value of x
-    and of y, of length 1; and for each line eight steps 1 - beta k r^T with unit keys, beta in
-    [0, 2], and a vector that is added after them. r = k unless own_read_key. The margin is by how
+    and of y, of length 1; and for each line eight steps 1 - beta b k^T with unit keys, beta in
+    [0, 2], and a vector that is added after them. b = k unless own_read_key. The margin is by how
     much the reader of the true value is ahead of the others, at least.
     Returns: the distance between a line's result and where it should be, the greatest of all lines
-        and states, as a share of the margin; the best of some random starts.
+        and states, as a share of the margin; the best of some random starts; inf without a margin.
     """
     return min(error_of_start(lines, own_read_key, start, iterations) for start in range(starts))
 
@@ -114,21 +118,21 @@ def error_of_start(lines, own_read_key, start, iterations):
 
     vectors = free(9, 8)
     readers = free(2, 3, 8)
-    keys = free(2, 8, len(lines), 8)  # k and r of each step
+    keys = free(2, 8, len(lines), 8)  # [b or k, step, line, dimension]
     angles = free(8, len(lines))
     added = free(len(lines), 1, 8)
     optimizer = torch.optim.LBFGS([vectors, readers, keys, angles, added], max_iter=iterations,
                                   history_size=30, line_search_fn="strong_wolfe")
 
     def measure():
-        """The errors [lines, 9]; by how much true readers are ahead of others [9, 2, 3]."""
+        """The errors [lines, 9]; by how much true readers are ahead of others [36]."""
         c = vectors * (2 / vectors.norm(dim=-1, keepdim=True)).clamp(max=1)
-        k, r = F.normalize(keys, dim=-1)
+        b, k = F.normalize(keys, dim=-1)
         beta = 2 * (0.3 * angles).sin().square()  # the steps begin small
         after = c.expand(len(lines), 9, 8)
-        for k_LD, r_LD, beta_L in zip(k, r if own_read_key else k, beta):
-            read = (after @ r_LD.unsqueeze(-1))  # [lines, 9, 1]
-            after = after - read * (beta_L.unsqueeze(-1) * k_LD).unsqueeze(-2)
+        for b_LD, k_LD, beta_L in zip(b, k if own_read_key else b, beta):
+            read = after @ k_LD.unsqueeze(-1)  # [lines, 9, 1]
+            after = after - read * (beta_L.unsqueeze(-1) * b_LD).unsqueeze(-2)
         errors = (after + added - c[targets]).square().sum(-1)
 
         scores = torch.einsum("nd,vxd->nvx", c, F.normalize(readers, dim=-1))
@@ -145,19 +149,20 @@ def error_of_start(lines, own_read_key, start, iterations):
 
     optimizer.step(loss)
     errors, ahead = measure()
-    return (errors.max().sqrt() / ahead.min()).item()
+    margin = ahead.min()
+    return (errors.max().sqrt() / margin).item() if margin > 0 else math.inf
 
 
 # --- 2. A machine by hand: one more key -----------------------------------------------------------
 #
 #     S <- S + b (v - S^T k)^T          the scan of scan.py: it reads along k, and writes along b
 #
-# Rows of S are memory slots, as in the swap machine of scan.py. With k = e_a - e_b and b = e_a the
-# step adds the row b - a to the row a: it is `a = b`. Its matrix 1 - b k^T has the eigenvalue
-# 1 - k.b = 0 and the norm sqrt 2. The delta rule must write along the key that it has read, b =
-# beta k, and would also change the row b.
+# Rows of S are memory slots, as in the swap machine of scan.py. With k = e_x - e_y and b = e_x the
+# row x becomes the row y: the step is x <- y, a copy. Its matrix 1 - b k^T has the eigenvalue
+# 1 - k.b = 0 and the norm sqrt 2. The delta rule writes along the key by which it has read, so that
+# it would change the row y, too.
 #
-# A line of numbers takes a spare slot t, and a step for each of its tokens:
+# A line of an integer program takes a spare slot t, and a step for each of its tokens:
 #
 #     >>>               t <- 0            k = b = e_t                       eigenvalue 0
 #     an operand y      t <- t + y or -   k = -e_y or +e_y, b = e_t         eigenvalue 1
@@ -168,7 +173,8 @@ def error_of_start(lines, own_read_key, start, iterations):
 #
 # A shuffle line takes a spare x' for each variable, as in the swap machine, but copies in place of
 # exchanges: x' <- x at each left-hand name, x_i <- y' at the i-th right-hand name, and x_i <- 4 for
-# a 4. No eigenvalue is -1. An exchange needs the -1 of a SYMMETRIC step; copies do without.
+# a 4. All eigenvalues are 0 or 1. Where b lies along k, an exchange needs the eigenvalue -1; copies
+# by way of spare rows do the same without it.
 
 
 def copy_step(target, source, slots):
@@ -179,7 +185,8 @@ def copy_step(target, source, slots):
 
 
 def shuffle_steps(commands):
-    """The 2n steps of each shuffle: from integers [..., L, n] to k, b [..., L 2n, 2n], v [..., 1].
+    """The 2n steps of each shuffle: from integers [..., L, n] to k, b [..., L 2n, 2n] and v
+    [..., L 2n, 1].
 
     An entry below n is a variable, and n + j is the literal of the value j, counted from 0.
     """
@@ -199,7 +206,7 @@ def shuffle_steps(commands):
 
 
 def number_steps(symbols, names):
-    """The step of each token of a line of numbers: k, b [T, n + 1] and v [T, 1].
+    """The step of each token of an integer line: k, b [T, n + 1] and v [T, 1].
 
     symbols: the tokens of a line, as in [">>> ", "a", " = ", "4", " - ", "b", "\\n"].
     """
@@ -226,21 +233,15 @@ def number_steps(symbols, names):
     return [torch.from_numpy(x).double() for x in (k, b, v[:, None])]
 
 
-# --- 3. The tables ---------------------------------------------------------------------------------
+# --- 3. The tables --------------------------------------------------------------------------------
 
 def show():
     """The norms of three lines in three representations."""
     rows = []
     for name, vectors in representations().items():
         rows.append({"representation": name,
-                     **{line: norm_of_line(vectors, line) for line in LINES}})
-    table("How much longer a line makes the difference of two states, at most (three values)", rows,
-          ["representation"], {line: norms(line) for line in LINES})
-
-
-def norms(line):
-    """A column of a table: the norm of a line."""
-    return lambda rows: f"{rows[0][line]:.2f}"
+                     **{line: f"{norm_of_line(vectors, line):.2f}" for line in LINES}})
+    table("The least norm of a matrix that executes a line (three values)", rows, rows[0], {})
 
 
 def show_search(argv=()):
@@ -248,10 +249,10 @@ def show_search(argv=()):
     Parser(prog="python -m experiments.copies search").parse_args(argv)
     both = ["a = b", "b = a"]
     print("The least error of a line that a search finds, as a share of the margin of a read\n")
-    for name, lines, own_read_key in [("one copy, reflections", both[:1], False),
-                                      ("both copies, reflections", both, False),
+    for name, lines, own_read_key in [("one copy, delta rule", both[:1], False),
+                                      ("both copies, delta rule", both, False),
                                       ("both copies, one more key", both, True)]:
-        print(f"{name:>26}  {least_error(lines, own_read_key):.3f}", flush=True)
+        print(f"{name:>25}  {least_error(lines, own_read_key):.3f}", flush=True)
 
 
 def main(argv=None):

@@ -149,7 +149,7 @@ def line_of(task, targets, sources, values):
         raise UserError(f"this model has read nothing but {task.names[0]} to {task.names[-1]} "
                         "change places")
     if len({*command}) < len(command):
-        raise UserError("this copies a value, which reflections alone cannot (experiments.assign)")
+        raise UserError("this copies a value, which its layer cannot (experiments.copies)")
     if task.group.letter != "S" and command not in task.group.elements.tolist():
         raise UserError(f"this line is no element of {task.group.name}")
     moved = sum(place != source for place, source in enumerate(command))

@@ -46,6 +46,7 @@ def test_the_search_finds_one_copy_and_finds_both_only_with_one_more_key():
     assert least_error(["a = b"], False, starts=1, iterations=80) < 0.02
     assert least_error(both, True, starts=1, iterations=80) < 0.02
     assert least_error(both, False, starts=1, iterations=80) > 0.04
+    assert least_error(both, False, starts=1, iterations=1) == float("inf")  # nothing can be read
 
 
 # --- The machine by hand --------------------------------------------------------------------------
