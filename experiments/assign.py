@@ -209,7 +209,8 @@ class NumberTask(ReplTask):
         commas = [f", {name}" for name in self.names]
         numbers = [str(number) for number in NUMBERS]
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n", " + ", " - "]
-        Lexer.__init__(self, [*marks, *self.names, *commas, *numbers])  # there is no group
+        # There is no group: of ReplTask it has check, _line and reveal_tokens.
+        Lexer.__init__(self, [*marks, *self.names, *commas, *numbers])
 
         # What the lines of ReplTask read, and two tables of this task.
         self._name, self._comma_name, self.value_tokens = [
@@ -580,16 +581,16 @@ def show():
     for task in STEPS:
         chance = 100 * TASKS[task]().chance
         table(f"{task}: prints right in %, least-greatest of the seeds; the best reader of the "
-              f"last line has {chance:.0f}", of_study(task), ["arm"], {
+              f"last line has {chance:.0f}", records("assign", task=task), ["arm"], {
                   "weights": lambda same: f"{same[0]['parameters']:,}",
                   "million tokens": millions, "minutes": minutes,
                   **{f"({length},{spacing})": percent(length) for length, spacing in TESTS}})
     prints = ", ".join(str(prints_between(*bin)) for bin in BINS)
     table("shuffles, the only print of programs of 32 lines, by how many of them copy: right in %\n"
-          f"of {prints} prints", of_study("shuffles"), ["arm"],
+          f"of {prints} prints", records("assign", task="shuffles"), ["arm"],
           {f"{least}-{most}": share_between(least, most) for least, most in BINS})
     table("The grid of the rates, seed 60, a quarter of the last stage: prints right in %, the "
-          "mean\nof the tests on other traces", in_study_order(records("assign_rates")),
+          "mean\nof the tests on other traces", records("assign_rates"),
           ["task", "arm"], {f"times {factor}": mean_at(factor) for factor in FACTORS})
 
     table(f"Told the state, {TOLD_PROGRAMS:,} programs of 4 lines: answers right in %, sorted",
@@ -598,7 +599,6 @@ def show():
               **{f"{length} lines": in_order(length, "perfect") for length, _ in TOLD_TESTS}})
 
     rows = records("assign_goals")
-    rows.sort(key=lambda row: row["seed"])
     table("The runs of `train`, one more key (key) and the delta rule (linrnn): prints right in %,"
           "\nleast-greatest, for the last two tests sorted", rows, ["task", "model"], {
               "million tokens": millions, "minutes": minutes,
@@ -607,15 +607,6 @@ def show():
     table("Real functions, read by the models of integers: answers right of 20, sorted\n(those of "
           "the best reader of the last line)", where(rows, task="integers"), ["model"], {
               name: functions_right(place) for place, name in enumerate(FUNCTIONS)})
-
-
-def of_study(task):
-    """The rows of a task, arm by arm."""
-    return in_study_order(records("assign", task=task))
-
-
-def in_study_order(rows):
-    return sorted(rows, key=lambda row: ([*STEPS].index(row["task"]), [*ARMS].index(row["arm"])))
 
 
 BINS = [(0, 6), (7, 9), (10, 12), (13, 32)]  # numbers of copies in 32 lines
