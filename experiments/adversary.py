@@ -11,13 +11,14 @@ if it is near, and within 0.05 nats at cycle 64. A uniform guess is 0.405 nats o
 
 Finding, on swaps of S3. Yes, a linear RNN is worse here than an LSTM: one and the same reveal again
 and again it keeps only where training forced it, for the variable that training showed, and else it
-is 0.4 to 2.2 nats off at cycle 64. An LSTM that has seen honest coins only keeps it, though all
-LSTMs have some 3.3 times the steps. That is not beyond a linear recurrence. Where training is mixed
-(each trace has a pattern of its own, inside a program that goes on) and half of it is forced, five
-linear RNNs of five with beta <= 2 keep all patterns to the longest run of training; either variable
-at random in each trace does not do (0 of 3). At four times that length they are 0.05 to 0.14 nats
-off, or 0.01 to 0.02 after as many steps as the LSTMs, while hold_pair, a head built by hand, keeps
-the belief for ever.
+is 0.4 to 2.2 nats off at cycle 64. An LSTM that has seen honest coins only keeps it, on eight seeds
+of eight; all LSTMs have some 3.3 times the steps. Half forced, with either variable at random, one
+LSTM of three loses one of the patterns. To keep a belief is not beyond a linear recurrence. Where
+training is mixed (each trace has a pattern of its own, inside a program that goes on) and half of
+it is forced, five linear RNNs of five with beta <= 2 keep all patterns to the longest run of
+training; either variable at random in each trace does not do (0 of 3). At four times that length
+they are 0.05 to 0.14 nats off, or 0.01 to 0.02 after as many steps as the LSTMs, while hold_pair, a
+head built by hand, keeps the belief for ever.
 
 So a linear RNN keeps the cycle that training showed, pattern by pattern, and no other. After that
 training, and as many steps as the LSTMs, it begins other cycles as the filter does, and then
@@ -34,7 +35,7 @@ cycles before the last have left in S must not reach the answer, and where train
 cycle, nothing teaches a model to keep it out.
 
     python -m experiments.adversary          # the tables, from the records
-    python -m experiments.adversary --run    # makes what is missing, 2 to 10 minutes a run
+    python -m experiments.adversary --run    # makes what is missing, 2 to 50 minutes a run
 
 Source: Siems et al. 2026 (arXiv 2602.14814), figure 10 (the cycle).
 
