@@ -449,8 +449,8 @@ def show_others():
         rows.append(row)
     table("Other cycles than the trained one (mixed, half), after as many steps of both arms, "
           f"{sum(EQUAL_STEPS):,}:\nnats from the filter at reveals 1, 4 and 64 of the cycles, "
-          f"least-greatest of the runs that are near\n({near['linrnn']} and {near['lstm']}). All coins "
-          "are forced", rows, rows[0], {})
+          "least-greatest of the runs that are near\n"
+          f"({near['linrnn']} and {near['lstm']}). All coins are forced", rows, rows[0], {})
     table("The same runs on ordinary traces, and the worst pattern of the trained cycle",
           runs, ["arm"], {"(16,4)": column(ordinary),
                           "cycle 64": column(at_cycle, 64, "forced", *PATTERNS),

@@ -440,8 +440,8 @@ def picture_of_spacing():
     twos = where(rows, group="S5", spacing=2)
     alone, after = (count(where(twos, first=first), is_learned) for first in ("", "(2,1)"))
     figure, ((axes,),) = canvas("With a print after every second line the linear RNN with −1 "
-                                f"learns S5\non {after} seeds after the stage (2,1), and on {alone} "
-                                "without that stage", size=(8, 5.3))
+                                f"learns S5\non {after} seeds after the stage (2,1), and on "
+                                f"{alone} without that stage", size=(8, 5.3))
     for row in rows:
         name = f"{row['group']}, {NAMES[row['arm']]}, "
         name += "after (2,1)" if row["first"] else "at once"

@@ -6,12 +6,11 @@
     assert p == 0     An answer is right if all its tokens are right.
 
 Finding. Told the state, the linear RNN learns parity, exchanges in a list and REPL traces from
-1,000 to 7,000 programs. Of arithmetic it has 32 to 40% of the answers, since a line such as
-`c = a + b` copies and adds, and reflections can do neither. Twice as many programs and rates that fall
-bring it to 66 to 83%, and with one more key to 97 to 100 (assign.py). From the next token alone,
-without stages, it learns only traces with a reveal after every command, two seeds of three, from
-32,000. It follows traces of four times the length only if training shows commands after commands
-and after prints.
+1,000 to 7,000 programs. Of arithmetic it has 32 to 40% of the answers. Twice as many programs and
+rates that fall bring it to 66 to 83%, and with one more key to 97 to 100 (assign.py). From the next
+token alone, without stages, it learns only traces with a reveal after every command, two seeds of
+three, from 32,000. It follows traces of four times the length only if training shows commands after
+commands and after prints.
 
     python -m experiments.supervision          # the table, from results/supervision.jsonl
     python -m experiments.supervision --run    # makes what is missing of it, 70 minutes in all

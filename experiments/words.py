@@ -11,9 +11,9 @@ recorded seeds. With fewer, no run gets past 32 words. The last steps, at 512 wo
 mend the drift: then at least 99% of whole traces of 512 are right, but on two seeds of A5 (75 and
 88%). At 1,024 words, twice the longest of training, 71 to 86% of whole traces of S5 are right, and
 24 to 97% of A5. One reflection and signs solve S3 on four seeds of five, and do not get past 4
-words of S4 and A5. An LSTM solves the swaps of S5 in the same minutes. What is possible need not come
-soon: two reflections can make the words of A5, but within the 1.5 million tokens of the
-ladder only four do.
+words of S4 and A5. An LSTM solves the swaps of S5 in the same minutes. What is possible need not
+come soon: two reflections can make the words of A5, but within the 1.5 million tokens of the ladder
+only four do.
 
     python -m experiments.words                              the tables, from the records
     python -m experiments.words --run                        first makes what has no record

@@ -199,7 +199,8 @@ def test_other_cycles_repeat_their_lines_while_no_coin_falls_and_the_filter_know
         for place, step in enumerate(repeated):
             part = parts[place % len(parts)].split()
             named = [names[name] for name in part[0]]
-            assert sorted(step[0]) == sorted(named) and (len(part) == 1 or step[1] == float(part[1]))
+            assert sorted(step[0]) == sorted(named)
+            assert len(part) == 1 or step[1] == float(part[1])
         pairs.add(x + y)
     assert pairs == {"ab", "ac", "bc"}
     assert (program.executed == (program.probability == 1)).all()

@@ -1,4 +1,4 @@
-"""Why a reflection cannot copy: the norms, the search, and the machine by hand with Python as judge."""
+"""Why a reflection cannot copy: the norms, the search, and the machine that Python judges."""
 
 import numpy as np
 import pytest
