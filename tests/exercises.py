@@ -75,13 +75,13 @@ EXERCISES = {
                 until_then='shares = ["all", "final", "perfect", "perfect_low", "perfect_high"]\n'
                            'return dict.fromkeys(shares, np.nan) | {"by_position": []}'),
     7: Exercise("experiments/beliefs.py", "PFSA.step", 2, "tests/experiments/test_beliefs.py",
-                "exact_filter or rescaled_scan",
+                "exact_filter",
                 "The formula above, for a batch of beliefs with a symbol each."),
     8: Exercise("models.py", "DeltaBlock.inputs_of_scan", 2, "tests/test_models.py", "delta_block",
                 "Split the projection of norm(x) by self.sizes. Unit queries and keys, beta up to "
                 "beta_max, values scaled by gamma: hard sigmoids both. Heads ahead of tokens."),
-    9: Exercise("experiments/inside.py", "LinearImage.correct", 2,
-                "tests/experiments/test_inside.py", "linear_image or nearest_permutation",
+    9: Exercise("experiments/image.py", "LinearImage.correct", 2,
+                "tests/experiments/test_image.py", "linear_image or nearest_permutation",
                 "read() gives P, nearest() a permutation, and (1) its image: mind both means, and "
                 "compute in the type of the states."),
     10: Exercise(COURSE, "nearest_product", 2, COURSE, "no_product_of_steps",
@@ -93,12 +93,6 @@ EXERCISES = {
                  "Write a test that models.py passes. Wrong variants of AttentionBlock come in as "
                  "the argument `models`, and must fail it by an assert."),
 }
-
-# A function that would give an exercise away stands on the student's own in the copy.
-GIVEN_AWAY = {
-    3: Exercise("experiments/bench.py", "textbook", 0, "tests/experiments/test_bench.py",
-                "each_form", "Here it would give the exercise away: so it is the form `autograd`.",
-                until_then="return by_autograd(q, k, v, beta)")}
 
 
 # --- 2. The students' copy ------------------------------------------------------------------------
@@ -128,7 +122,7 @@ def make(out):
     if out.exists():
         raise UserError(f"{out} is there already: name a new folder for the students' copy")
     shutil.copytree(ROOT, out, ignore=LEFT_OUT)
-    for number, exercise in [*EXERCISES.items(), *GIVEN_AWAY.items()]:
+    for number, exercise in EXERCISES.items():
         path = out / exercise.file
         path.write_text(blank(path.read_text(encoding="utf-8"), number, exercise), encoding="utf-8")
 

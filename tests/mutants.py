@@ -47,13 +47,11 @@ TABLE = {
         ("            optimizer.zero_grad()", "            pass", "clipped_gradient"),
         ('average.load_state_dict(checkpoint["average"])', "pass", "cut_and_resumed")],
     "experiments/arms.py": [
-        ('return 100 * test["by_position"][0]', 'return 100 * test["by_position"][-1]',
+        ('round(100 * test["by_position"][0])', 'round(100 * test["by_position"][-1])',
          "first_reveal")],
     "experiments/words.py": [
         ("points_moved(others) < points_moved(words)", "points_moved(others) > points_moved(words)",
          "easy_words"),
-        ("P.unsqueeze(3) * k", "k", "signs_and_one_reflection"),
-        ("past.unsqueeze(2) * s.cumprod(2)", "s.cumprod(2)", "two_pieces"),
         ("left * QUIET_RATE / recipe.lr", "left", "rates_fall")],
     "experiments/scale.py": [
         ("batch = batch * 64 // max(64, length)", "pass", "twelve_variables")],
@@ -61,7 +59,7 @@ TABLE = {
         ("survived / evidence[:, None]", "survived", "exact_filter"),
         ("rng.random((batch, length)) < probability", "rng.random((batch, length)) < 0.5",
          "coin_falls")],
-    "experiments/inside.py": [
+    "experiments/image.py": [
         ("left[each, :, j] = -torch.inf", "pass", "nearest_permutation")],
     "experiments/snap.py": [
         ("torch.where(rows, self.image.correct(held), held)", "self.image.correct(held)",
