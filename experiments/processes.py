@@ -34,7 +34,7 @@ import torch.distributed as others
 
 from data import UserError, generator, run
 from eval import find_device, make
-from experiments import chapter, records, span, table
+from experiments import chapter, records, table
 from train import next_token_loss, read_options, recipe_of, train, train_run
 
 # --- 1. One step by all ---------------------------------------------------------------------------
@@ -113,8 +113,10 @@ def train_share(argv):
 
 def minutes_of(program, cores):
     """A column: minutes of the steps of this program on quiet or on busy cores."""
-    return lambda rows: span([row["minutes"] for row in rows
-                              if (row["program"], row["cores"]) == (program, cores)], 2)
+    def column(row):
+        if (row["program"], row["cores"]) == (program, cores):
+            return f"{row['minutes']:.2f}"
+    return column
 
 
 def show():
