@@ -1,4 +1,4 @@
-"""What must a machine read to be forced to track state?  Permutations, spelled as Python.
+"""What kind of text forces a model to track state?  Permutations, spelled out as Python.
 
     >>> a = 1                         state     s[i] = value of variable i         (1, 2, 3)
     >>> b = 2
@@ -6,28 +6,27 @@
     >>> a, b, c = c, a, b             command   g = (2, 0, 1): new[i] = old[g[i]]  (3, 1, 2)
     >>> a, b = b, a                   command   g = (1, 0, 2)                      (1, 3, 2)
     >>> print('b', b)                 reveal    one variable, chosen uniformly
-    b 3                                         the 3 is the only token that tests the state
+    b 3                                         only this 3 depends on the hidden state
 
-Prose says line, print and program for a command, a reveal and a trace.
+The whole text is a trace. Trace, command and reveal are the paper's words, and ours everywhere.
 
-Conventions of permutations, the same in every file (those of matrices stand in scan.py)
+Conventions for permutations, the same in every file (those for matrices are in scan.py)
     Permutations are arrays of 0-based positions. A command with right-hand side g sets
-    new[i] = old[g[i]]. "First g, then h" turns the state s into s[g[h[i]]], so
-    compose(g, h) = g[h], numpy-indexed. Time, and composition, run from left to right.
+    new[i] = old[g[i]]. "First g, then h" turns the state s into s[g[h[i]]], which numpy writes
+    g[h]. Time and composition run from left to right.
 
 Symbols
     n  degree: number of variables     L  length: number of commands in a trace     T  its tokens
-    B  batch: number of traces         S  spacing: commands per reveal (L is a multiple of S)
+    B  batch: number of traces         S  spacing: commands per reveal (it divides L)
 
 Source: Siems et al. 2026 (arXiv 2602.14814), section 3.
 
-To see before reading: python data.py
-Next: scan.py, a linear recurrence that can execute such a program.
+Run it first: python data.py
+Next: scan.py, a linear recurrence that can execute such a trace.
 """
 
 import argparse
 import itertools
-import math
 import os
 import re
 import string
@@ -38,167 +37,173 @@ from typing import NamedTuple
 
 import numpy as np
 
-# --- 1. Commands and states -----------------------------------------------------------------------
+# --- 1. Commands ---------------------------------------------------------------------------------
 
-COMMANDS = ["full", "swap"]  # a whole group element per command, or an exchange of two variables
+COMMANDS = ["full", "swap"]  # a whole permutation per command, or a swap of two variables
 
 
 def draw_commands(group, commands, shape, rng):
-    """Random commands, uniform over the alphabet `full` or `swap`: [*shape, n]."""
+    """Uniformly random commands, of the kind `full` or `swap`: [*shape, n]."""
     if commands == "full":
         return group.draw(shape, rng)
     return rng.choice(group.transpositions, size=shape)
 
 
-# Training may show runs of one command. A model's error in a command is small, and in a trace of
-# uniform commands most errors differ, so that they partly cancel. Equal errors add up: equal
-# commands are the best teacher of precision.
-STAY = 0.8  # probability that a command of such a trace is the one before it: runs of 5, on average
-SHORTEST_WITH_RUNS = 8  # commands of a trace
+# Training can repeat commands. A model makes a small error in every command. Over random commands
+# the errors partly cancel; over one repeated command they accumulate until the loss can see them.
+REPEAT = 0.8  # probability that a command repeats the one before it: 5 in a row on average
+SHORTEST_WITH_REPEATS = 8  # commands in a trace
 
 
 def repeat_commands(commands, rng):
-    """Commands in runs: each is replaced by the one before it with the probability STAY.
-
-    Shapes: [B, L, n] -> [B, L, n].
-    """
+    """Replace each command by the one before it with probability REPEAT: [B, L, n] -> [B, L, n]."""
     batch, length, _ = commands.shape
-    stays = rng.random((batch, length)) < STAY
+    repeats = rng.random((batch, length)) < REPEAT
 
-    # A run shows its first command throughout: the latest one that does not stay, or the first of
-    # the trace.
-    first = np.where(stays, 0, np.arange(length))
-    first = np.maximum.accumulate(first, 1)
-    return np.take_along_axis(commands, first[..., None], 1)
-
-
-def compose(g, h):
-    """First g, then h: the permutation i -> g[h[i]].  Shapes: [..., n], [..., n] -> [..., n]."""
-    # new[i] = old[g[i]], and after it newest[i] = new[h[i]] = old[g[h[i]]].
-    return np.take_along_axis(g, h, -1)
-
-
-def run_commands(commands):
-    """The state after each command, s_t = compose(s_{t-1}, g_t): [B, L, n] -> [B, L, n]."""
-    batch, length, n = commands.shape
-
-    # At the start variable i holds value i.
-    state = np.tile(np.arange(n), (batch, 1))
-
-    # One step for all traces at once; the steps of a trace depend on one another.
-    states = np.empty_like(commands)
-    for t in range(length):
-        state = compose(state, commands[:, t])
-        states[:, t] = state
-    return states
+    # The command to show: the latest one that is not a repeat.
+    shown = np.where(repeats, 0, np.arange(length))
+    shown = np.maximum.accumulate(shown, 1)
+    return np.take_along_axis(commands, shown[..., None], 1)
 
 
 # --- 2. The trace ---------------------------------------------------------------------------------
 #
-# A task is any class with these four members, and for a command line with the fifth:
+# A task is any class with these members; the command lines also need the last one:
 #
-#     vocab                                          its symbols, a list of str
+#     vocab                                          its tokens, a list of str
 #     chance                                         accuracy of a guess that ignores the state
 #     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
-#     test_batch(batch, length, spacing, rng)        a Batch of the distribution to be tested on
-#     check(length, spacing)                         raises a UserError if no trace is like that
+#     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
+#     check(length, spacing)                         raises UserError if no trace has this shape
 
 
 class Batch(NamedTuple):
-    """Traces, as a task hands them to the training loop."""
+    """Traces as a task hands them to the training loop."""
     inputs: np.ndarray  # int64 [B, T]
-    targets: np.ndarray  # int64 [B, T] what should come out at each position
-    reveals: np.ndarray  # bool [B, T] the targets that count for the accuracy
-
-
-def next_tokens(tokens, reveals):
-    """Traces as a Batch for next-token prediction: the target of each token is the one after it."""
-    return Batch(tokens[:, :-1], tokens[:, 1:], reveals[:, 1:])
+    targets: np.ndarray  # int64 [B, T], the inputs one token later
+    reveals: np.ndarray  # bool [B, T], the targets that count for the accuracy
 
 
 class Lexer:
-    """Texts as ids of symbols, and back: decode(encode(text)) == text."""
+    """Text to token ids and back: decode(encode(text)) == text."""
 
     def __init__(self, vocab):
         self.vocab = vocab
-        self._id = {symbol: i for i, symbol in enumerate(vocab)}
+        self.ids = {token: i for i, token in enumerate(vocab)}
 
-        # Of two symbols that fit at one place the lexer must take the longer: print(' is not the
-        # variable p, and 12 is not a 1.
+        # Match the longest token first, or `print('` would be lexed as the variable `p`.
         longest_first = sorted(vocab, key=len, reverse=True)
-        self._symbol = re.compile("|".join(map(re.escape, longest_first)))
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def encode(self, text):
-        """The ids of the symbols of a text: a list.  Raises: UserError."""
-        # findall skips what is no symbol: then the symbols are not the whole text.
-        symbols = self._symbol.findall(text)
-        if "".join(symbols) != text:
-            raise UserError(f"not all of {text!r} is made of symbols of these traces")
-        return [self._id[symbol] for symbol in symbols]
+        """The token ids of a text, a list.  Raises: UserError."""
+        # findall silently skips anything it cannot match, so check that nothing was lost.
+        tokens = self.pattern.findall(text)
+        if "".join(tokens) != text:
+            raise UserError(f"{text[:80]!r} contains characters that are not tokens of this task")
+        return [self.ids[token] for token in tokens]
 
     def decode(self, ids):
-        """The text of a sequence of ids."""
+        """The text of a sequence of token ids."""
         return "".join(self.vocab[i] for i in ids)
 
 
 class ReplTask(Lexer):
     """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
 
-    A token is a symbol of a small lossless lexer; a comma belongs to the name after it. A trace has
-    T = 5n + L (2n + 3) + 11 L/S tokens, where a `swap` command has 7 tokens, not 2n + 3.
+    A comma belongs to the name after it, so a trace has T = 5n + L (2n + 3) + 11 L/S tokens (a
+    `swap` command has 7, not 2n + 3).
 
-    runs: the share of the traces of a training batch in which commands come in runs, from 0 to 1.
-    Raises: UserError if the commands are swaps and the group has none, or runs are no share.
+    repeat_fraction: the fraction of training traces with repeated commands.
+    Raises: UserError for swap commands in a group that swaps do not generate.
     """
 
-    more_symbols = []  # of a subclass whose traces contain other lines, too
-
-    def __init__(self, group, commands="full", runs=0.0):
+    def __init__(self, group, commands="full", repeat_fraction=0.0):
         self.group = group
         self.commands = commands
-        self.runs = runs
+        self.repeat_fraction = repeat_fraction
         self.chance = group.chance
-        if commands == "swap":
-            group.require_swaps()  # here, and not at the first batch
-        if not 0 <= runs <= 1:
-            raise UserError(f"runs are a share of the traces, from 0 to 1; got {runs}")
+        if commands not in COMMANDS:
+            raise UserError(f"commands must be one of {', '.join(COMMANDS)}; got {commands!r}")
+        if commands == "swap" and group.order != factorial(group.degree):
+            raise UserError(f"swap commands need S<n>; got {group.name}")
+        if not 0 <= repeat_fraction <= 1:
+            raise UserError(f"repeat_fraction must be between 0 and 1; got {repeat_fraction}")
 
-        # The vocabulary: marks, names at the start of a list, names within it, values.
+        # The vocabulary: marks, names that begin a list, names inside one, values.
         self.names = string.ascii_lowercase[:group.degree]
-        values = [str(i + 1) for i in range(group.degree)]
-        comma_names = [f", {name}" for name in self.names]
+        self.values = [str(i + 1) for i in range(group.degree)]
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
-        super().__init__([*marks, *self.names, *comma_names, *values, *self.more_symbols])
+        super().__init__([*marks, *self.names, *[f", {x}" for x in self.names], *self.values])
 
-        # Tables from a variable, or from its value, to a token.
-        self._name = np.array([self._id[name] for name in self.names])
-        self._comma_name = np.array([self._id[name] for name in comma_names])
-        self.value_tokens = np.array([self._id[value] for value in values])
+    # A trace is a text. Values and variables count from 0 below, and values from 1 in the text.
 
-    @property
-    def alphabet(self):
-        """Every command there is, as permutations: [commands, n]."""
-        return self.group.elements if self.commands == "full" else self.group.transpositions
+    def trace(self, commands, asked):
+        """The trace of these commands [L, n], with one reveal for each variable in asked [L/S]."""
+        spacing = len(commands) // len(asked)
+        state = range(self.group.degree)
+        text = self.start_lines()
+        for t, g in enumerate(commands):
+            text += self.command_line(g)
+            state = [state[i] for i in g]  # new[i] = old[g[i]]
+            if (t + 1) % spacing == 0:
+                variable = asked[t // spacing]
+                text += self.reveal_lines(variable, state[variable])
+        return text
 
-    # Batches.
+    def start_lines(self):
+        """`>>> a = 1` and so on: variable i starts with value i."""
+        return "".join(f">>> {x} = {value}\n" for x, value in zip(self.names, self.values))
+
+    def command_line(self, g):
+        """`>>> a, b, c = c, a, b` for g = (2, 0, 1)."""
+        left = range(len(g))
+        if self.commands == "swap":
+            left = [i for i in left if g[i] != i]  # only the two variables that change
+        names = ", ".join(self.names[i] for i in left)
+        sources = ", ".join(self.names[g[i]] for i in left)
+        return f">>> {names} = {sources}\n"
+
+    def reveal_lines(self, variable, value):
+        """`>>> print('b', b)` and its output `b 3`."""
+        x = self.names[variable]
+        return f">>> print('{x}', {x})\n{x} {self.values[value]}\n"
+
+    # A batch holds traces with equally many tokens.
 
     def training_batch(self, batch, length, spacing, rng):
-        """As test_batch, but for runs of one command in some of the traces (repeat_commands)."""
-        # Two commands are too few for a run: such traces teach what a command is.
-        in_runs = round(self.runs * batch) if length >= SHORTEST_WITH_RUNS else 0
-        return self.draw_batch(batch, length, spacing, rng, in_runs)
+        """Like test_batch, but with repeated commands in some of the traces."""
+        # In shorter traces a repeat is rare, and they teach what a single command is.
+        repeated = round(self.repeat_fraction * batch) if length >= SHORTEST_WITH_REPEATS else 0
+        return self.draw_batch(batch, length, spacing, rng, repeated)
 
     def test_batch(self, batch, length, spacing, rng):
-        """Uniform commands, and after every `spacing` of them one uniform reveal."""
-        return self.draw_batch(batch, length, spacing, rng, 0)
+        """Uniformly random commands, and after every `spacing` of them a uniform reveal."""
+        return self.draw_batch(batch, length, spacing, rng)
 
-    def draw_batch(self, batch, length, spacing, rng, in_runs):
-        """Traces of uniform commands, of which the first `in_runs` traces have runs."""
+    def draw_batch(self, batch, length, spacing, rng, repeated=0):
+        """A Batch whose first `repeated` traces have repeated commands."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
-        commands[:in_runs] = repeat_commands(commands[:in_runs], rng)
+        commands[:repeated] = repeat_commands(commands[:repeated], rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return next_tokens(*self.write(commands, asked, spacing))
+        return self.batch_of(map(self.trace, commands.tolist(), asked.tolist()))
+
+    def batch_of(self, texts):
+        """Traces as a Batch: the target of each token is the token after it."""
+        tokens = np.array([self.encode(text) for text in texts])
+        inputs = tokens[:, :-1]
+        targets = tokens[:, 1:]
+        # The token " " occurs only in `b 3`, right before the value.
+        return Batch(inputs, targets, inputs == self.ids[" "])
+
+    def joined_late(self, batch):
+        """The same traces from the first command on, as if the reader had joined the session late.
+
+        The values can then be learned from reveals only.
+        """
+        first = 5 * self.group.degree  # tokens of start_lines()
+        return Batch(*(part[:, first:] for part in batch))
 
     @staticmethod
     def check(length, spacing):
@@ -207,105 +212,18 @@ class ReplTask(Lexer):
             raise UserError("a trace ends on a reveal, so its length must be a positive multiple "
                             f"of the spacing; got length {length}, spacing {spacing}")
 
-    # From permutations to tokens.
-
-    def write(self, commands, asked, spacing):
-        """The traces of these commands, in which these variables are revealed.
-
-        Shapes: commands [B, L, n]; asked [B, L/S], or [B, L/S, P] for P reveals in a row
-                -> tokens int64 [B, T]; reveals bool [B, T], True at a revealed value.
-        Raises: UserError unless there is a place in `asked` after each `spacing` commands.
-        """
-        lines = self.command_tokens(commands)
-        return self.assemble(lines, asked, self.answers(commands, asked, spacing))
-
-    def answers(self, commands, asked, spacing):
-        """The revealed values, from 0, in the shape of asked."""
-        if commands.shape[1] != spacing * asked.shape[1]:
-            raise UserError(f"{commands.shape[1]} commands with a reveal after every {spacing} do "
-                            f"not have {asked.shape[1]} places of reveals")
-
-        # A reveal shows the state after the last of `spacing` commands.
-        states = run_commands(commands)[:, spacing - 1::spacing]  # [B, L/S, n]
-        variables = asked.reshape(*states.shape[:2], -1)  # [B, L/S, P]
-        return np.take_along_axis(states, variables, -1).reshape(asked.shape)
-
-    def assemble(self, lines, asked, answers):
-        """First lines, commands and reveals in the order of a trace.
-
-        Shapes: lines [B, L, tokens of a command]; asked, answers as above -> as write.
-        """
-        batch, count = asked.shape[:2]  # count: places of reveals in a trace, L/S
-        shown = self.reveal_tokens(asked, answers)
-        is_answer = np.zeros(shown.shape, bool)
-        is_answer[..., -2] = True  # of `b 3\n`, the last tokens of a reveal
-
-        # One block for each reveal: the commands before it, then what it shows. A trace is all its
-        # blocks in a row.
-        commands = lines.reshape(batch, count, -1)
-        shown = shown.reshape(batch, count, -1)
-        is_answer = is_answer.reshape(batch, count, -1)
-        blocks = np.concatenate([commands, shown], -1)
-        marks = np.concatenate([np.zeros(commands.shape, bool), is_answer], -1)
-
-        # The same first lines in every trace: variable i holds value i.
-        start = np.tile(self.start_tokens(), (batch, 1))
-        tokens = np.hstack([start, blocks.reshape(batch, -1)])
-        reveals = np.hstack([np.zeros(start.shape, bool), marks.reshape(batch, -1)])
-        return tokens, reveals
-
-    def start_tokens(self):
-        """`>>> a = 1` and so on, a line for each variable: [5n]."""
-        lines = self._line(self._name.shape, ">>> ", self._name, " = ", self.value_tokens, "\n")
-        return lines.reshape(-1)
-
-    def command_tokens(self, commands):
-        """`>>> a, b, c = c, a, b`: [..., n] -> [..., 2n + 3], or [..., 7] for swaps."""
-        # The names on either side of the equals sign.
-        if self.commands == "full":
-            left = np.broadcast_to(np.arange(self.group.degree), commands.shape)
-            right = commands
-        else:
-            # Only the two names that move are written. A stable sort leaves them in order.
-            stays = commands == np.arange(self.group.degree)
-            left = stays.argsort(-1, kind="stable")[..., :2]  # the two variables that move
-            right = left[..., ::-1]
-        return self._line(commands.shape[:-1], ">>> ", *self._names(left), " = ",
-                          *self._names(right), "\n")
-
-    def reveal_tokens(self, asked, answers):
-        """`>>> print('b', b)` and its output `b 3`: [...], [...] -> [..., 11]."""
-        name = self._name[asked]
-        return self._line(asked.shape, ">>> ", "print('", name, "'", self._comma_name[asked], ")",
-                          "\n", name, " ", self.value_tokens[answers], "\n")
-
-    def _names(self, variables):
-        """`a, b, c`: [..., count] -> count arrays of ids [...]."""
-        first = self._name[variables[..., 0]]
-        rest = self._comma_name[variables[..., 1:]]
-        return [first, *np.moveaxis(rest, -1, 0)]
-
-    def _line(self, shape, *parts):
-        """Side by side, one token each: symbols, and arrays of ids [*shape] -> [*shape, parts]."""
-        # A symbol is the same in every line, an array of ids is not.
-        columns = []
-        for part in parts:
-            ids = self._id[part] if isinstance(part, str) else part
-            columns.append(np.broadcast_to(ids, shape))
-        return np.stack(columns, -1, dtype=np.int64)
-
 
 # --- 3. Groups ------------------------------------------------------------------------------------
 
 class Group:
-    """A finite group as permutations of n points; n is its degree.
+    """A finite group of permutations of n points; n is its degree.
 
-    Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral (order 2n). Or a name of
-    one's own with all elements [order, n], in any order.
+    Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral (order 2n). Or any name
+    together with the list of all elements [order, n].
 
-    Attributes: degree; order, how many elements; chance, the accuracy of a guess that knows the
-        variable but not the state.
-    Raises: UserError for an unknown name, more than 26 points, or elements that are no group.
+    Attributes: degree; order, the number of elements; chance, the accuracy of a guess that knows
+        the variable but not the state.
+    Raises: UserError for an unknown name, more than 26 points, or elements that are not a group.
     """
 
     def __init__(self, name, elements=None):
@@ -314,50 +232,47 @@ class Group:
             self.letter, self.degree, self.order = read_name(name)
         else:
             self.letter = None
-            self.elements = distinct(name, elements)
+            self.elements = check_elements(name, np.array(elements))
             self.order, self.degree = self.elements.shape
 
         if self.degree > 26:
-            raise UserError(f"the variables are the letters a to z, and {name} permutes "
-                            f"{self.degree} points: at most 26 are possible")
-        if elements is not None:
-            check_group(name, self.elements)
-        # A group that moves each point to each other one does so equally often.
+            raise UserError(f"variables are the letters a to z, but {name} needs {self.degree}")
+        # A transitive group moves each point to each other one equally often.
         self.chance = 1 / self.degree
 
     @cached_property
     def elements(self):
         """All elements in lexicographic order, the identity first: [order, n]."""
-        lists = {"S": list_symmetric, "A": list_alternating, "Z": list_cyclic, "D": list_dihedral}
-        return np.unique(lists[self.letter](self.degree), axis=0)
+        points = np.arange(self.degree)
+        rotations = (points + points[:, None]) % self.degree  # i -> i + s on a circle of n points
+        reflections = (points[:, None] - points) % self.degree  # i -> s - i
+        if self.letter == "Z":
+            return rotations
+        if self.letter == "D":  # all symmetries of a regular polygon
+            return np.unique(np.concatenate([rotations, reflections]), axis=0)
+
+        perms = np.array(list(itertools.permutations(points)))
+        return perms if self.letter == "S" else perms[~is_odd(perms)]
 
     def draw(self, shape, rng):
-        """Uniform random elements: [*shape, n]."""
+        """Uniformly random elements: [*shape, n]."""
         if self.letter not in ("S", "A"):
             return rng.choice(self.elements, size=shape)
 
-        # S26 has 4e26 elements, and nobody lists them. A random permutation is the sorting order of
-        # random numbers.
+        # S26 has 4e26 elements, too many to list. The sorting order of random numbers is a
+        # uniformly random permutation.
         perms = rng.random((*shape, self.degree)).argsort(-1)
 
-        # To exchange its last two entries turns an odd permutation into an even one, and no two odd
-        # ones into the same: the even ones stay equally likely.
+        # Swapping the last two entries maps odd permutations one-to-one onto even ones, so the
+        # result is still uniform.
         if self.letter == "A":
             odd = is_odd(perms)
             perms[odd, -2:] = perms[odd][:, [-1, -2]]
         return perms
 
-    def require_swaps(self):
-        """Raises: UserError unless the exchanges of two points generate this group: it is S<n>."""
-        if self.order != factorial(self.degree):
-            raise UserError(f"swap commands need S<n>, which exchanges generate; got {self.name}")
-
     @cached_property
     def transpositions(self):
-        """The exchanges of two points, i < j: [n (n - 1) / 2, n].  Raises: as require_swaps."""
-        self.require_swaps()
-
-        # Each is the identity with two entries exchanged.
+        """The swaps of two points, i < j: [n (n - 1) / 2, n]."""
         swaps = []
         for i, j in itertools.combinations(range(self.degree), 2):
             swap = np.arange(self.degree)
@@ -368,183 +283,94 @@ class Group:
 
 def read_name(name):
     """S5 -> its letter, degree and order: (S, 5, 120).  Raises: UserError."""
-    # fullmatch: the whole name, so that S5x is refused and not read as S5.
     match = re.fullmatch(r"([SAZD])([1-9]\d*)", name)
     if not match:
-        raise UserError(f"unknown group {name!r}: expected S<n>, A<n>, Z<n> or D<n>, e.g. --group "
-                        "S5 (120 elements)")
+        raise UserError(f"unknown group {name!r}: expected S<n>, A<n>, Z<n> or D<n>, e.g. S5")
 
     letter = match[1]
     n = int(match[2])
     if n < (3 if letter in "AD" else 2):
-        raise UserError(f"group {name} is too small: S and Z begin at 2, A and D at 3")
+        raise UserError(f"group {name} is too small: S and Z start at 2, A and D at 3")
 
     orders = {"S": factorial(n), "A": factorial(n) // 2, "Z": n, "D": 2 * n}
     return letter, n, orders[letter]
 
 
-def distinct(name, elements):
-    """A list of permutations without repetitions, in lexicographic order: int64 [order, n].
+def check_elements(name, elements):
+    """The elements without duplicates, in lexicographic order.  Raises: UserError."""
+    if elements.ndim != 2 or (np.sort(elements) != np.arange(elements.shape[1])).any():
+        raise UserError(f"group {name}: each element must be a permutation of 0 to n - 1")
+    elements = np.unique(elements, axis=0)
 
-    Raises: UserError if it is none.
-    """
-    try:
-        found = np.asarray(elements, dtype=float)
-    except (ValueError, TypeError) as error:  # rows of several lengths, words
-        raise UserError(f"group {name}: {error}") from None
-    if found.ndim != 2 or not found.size:
-        raise UserError(f"group {name}: its elements are a list of permutations, [order, n]; got "
-                        f"shape {list(found.shape)}")
-
-    # Sorted, a permutation of n points is 0, 1, ..., n - 1.
-    n = found.shape[1]
-    if (np.sort(found) != np.arange(n)).any():
-        raise UserError(f"group {name}: each element must be a permutation of 0 to {n - 1}")
-    return np.unique(found.astype(np.int64), axis=0)
-
-
-def check_group(name, elements):
-    """Raises: UserError unless these [order, n] are a group that moves each point to each other.
-
-    A list is a group if it is what a few of its elements generate. Each element that their products
-    lack at least doubles them, so that some log2(order) elements are enough.
-    """
-    # A finite set of permutations that is closed has all inverses, too.
-    order, n = elements.shape
-    if (elements[0] != np.arange(n)).any():
-        raise UserError(f"group {name} lacks the identity, and so it is not closed")
-
-    after = []  # for each generator: the number of the element that it makes of each element
-    reached = np.arange(order) == 0  # from the identity
-    while not reached.all():
-        g = elements[reached.argmin()]  # the first that is not reached is one generator more
-        products, numbers = np.unique(elements[:, g], axis=0, return_inverse=True)
-        if (products != elements).any():
-            raise UserError(f"group {name} is not closed: some element, and after it {g}, give "
-                            "none of its list")
-        after.append(numbers.reshape(-1))
-
-        latest = np.zeros(1, int)  # the identity
-        while len(latest):
-            reached[latest] = True
-            found = np.unique([numbers[latest] for numbers in after])
-            latest = found[~reached[found]]
+    # A finite set of permutations that is closed also has the identity and all inverses.
+    n = elements.shape[1]
+    products = elements[:, elements].reshape(-1, n)  # first one, then the other: g[h]
+    if len(np.unique(products, axis=0)) > len(elements):
+        raise UserError(f"group {name} is not closed: a product of two elements is missing")
 
     # Only then are all n values of a variable equally likely.
     if len(np.unique(elements[:, 0])) < n:
-        raise UserError(f"group {name} is not transitive: point 0 does not reach all others")
-
-
-# The lists of all elements.
-
-def list_symmetric(n):
-    return np.array(list(itertools.permutations(range(n))))
-
-
-def list_alternating(n):
-    perms = list_symmetric(n)
-    return perms[~is_odd(perms)]
-
-
-def list_cyclic(n):
-    """The rotations i -> i + s of a circle of n points."""
-    points = np.arange(n)
-    return (points + points[:, None]) % n
-
-
-def list_dihedral(n):
-    """The rotations of a circle of n points, and its reflections i -> s - i."""
-    # Together these are all symmetries of a regular polygon.
-    points = np.arange(n)
-    reflections = (points[:, None] - points) % n
-    return np.concatenate([list_cyclic(n), reflections])
+        raise UserError(f"group {name} is not transitive: point 0 does not reach every point")
+    return elements
 
 
 def is_odd(perms):
-    """Whether each permutation is odd: its matrix has determinant -1. [..., n] -> bool [...]."""
-    # Row i of the matrix is the unit vector of perms[i].
+    """Whether each permutation is odd, i.e. its matrix has determinant -1: [..., n] -> [...]."""
     matrices = np.eye(perms.shape[-1])[perms]
     return np.linalg.det(matrices) < 0
 
 
 # --- 4. Random streams ----------------------------------------------------------------------------
 
-PURPOSES = {"train": 0, "valid": 1, "test": 2, "split": 3}
+PURPOSES = {"train": 0, "valid": 1, "test": 2}
 
 
 def generator(seed, purpose, *key):
-    """A random generator of its own for each (seed, purpose, key).
+    """An independent random generator for each (seed, purpose, key).
 
-    So the batch of a step can be drawn without those before it, and training and test traces come
-    from different streams. Streams differ, sets need not: there are few traces of two commands, and
-    training meets most of them. Of 64 commands of S5 there are more traces than atoms in the world.
+    So the batch of a step can be drawn without drawing those before it, and training and test
+    traces come from different streams. The streams are independent, but short traces repeat: there
+    are few traces of two commands, and training sees most of them.
 
     Source: numpy's SeedSequence, whose spawn keys give independent streams.
     """
-    # The purpose stands first, so that no key of one purpose equals a key of another.
+    # The purpose comes first, so no key of one purpose equals a key of another.
     key = (PURPOSES[purpose], *key)
-
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
 # --- 5. What the command lines share --------------------------------------------------------------
 
 class UserError(ValueError):
-    """Bad input. A command line shows the message in one line, without a traceback."""
+    """Bad input. The command lines print its message in one line, without a traceback."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line, too, without the usage of all options ahead of it.
+    """A parser whose errors are one line, and whose help keeps the lines of a docstring."""
 
-    doc: a docstring, whose first line describes the command; None under `python -OO`.
-    """
-
-    def __init__(self, doc=None, **options):
-        description = doc.split("\n")[0] if doc else None
-        super().__init__(**{"description": description, **options})
+    def __init__(self, **more):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     def error(self, message):
         raise UserError(message)
 
 
 def stages(text):
-    """A type for argparse: '8:1,16:2' -> [(8, 1), (16, 2)], pairs of a length and a spacing."""
-    found = []
-    for stage in text.split(","):
-        length, spacing = map(int, stage.split(":"))
-        try:
-            ReplTask.check(length, spacing)
-        except UserError as error:  # argparse shows the message of this type of error only
-            raise argparse.ArgumentTypeError(error) from None
-        found.append((length, spacing))
-    return found
+    """A type for argparse: '8:1,16:2' -> ((8, 1), (16, 2)), pairs of length and spacing."""
+    pairs = [stage.split(":") for stage in text.split(",")]
+    return tuple((int(length), int(spacing)) for length, spacing in pairs)
 
 
-def at_least(least, kind=int):
-    """A type for argparse: numbers of this kind that are finite, and `least` or more."""
-    def number(text):
-        value = kind(text)
-        # A comparison with nan is false, so nan is refused, too.
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"must be {least} or more; got {text}")
-        return value
-    return number
-
-
-def run(command):
-    """What `python FILE.py` does: command(), which Ctrl-C and a closed pipe end in silence.
-
-    Bad input ends it with one line and exit code 2, and so does an exercise that is not done. Any
-    other exception is a bug, and shows itself.
-    """
+def run_cli(command):
+    """Run a command-line entry point. Bad input ends it with one line and exit code 2."""
     try:
         command()
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # as in `python data.py | head -1`
-        os._exit(1)  # at once: Python's own end would flush, and fail, again
-    except (UserError, OSError, NotImplementedError) as error:
+        os._exit(1)  # at once: a normal exit would flush, and fail again
+    except (UserError, OSError, NotImplementedError) as error:  # the last: an unsolved exercise
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
 
@@ -552,10 +378,11 @@ def run(command):
 def main(argv=None):
     parser = Parser(description="Print a trace, its tokens, and the states.")
     add = parser.add_argument
-    add("--group", default="S5", help="S<n>, A<n>, Z<n> or D<n> (S5)")
-    add("--commands", default="full", choices=COMMANDS, help="whole elements, or exchanges (full)")
-    add("--length", type=at_least(1), default=4, help="number of commands (4)")
-    add("--spacing", type=at_least(1), default=2, help="commands per reveal (2)")
+    add("--group", default="S5", help="S<n>, A<n>, Z<n> or D<n> (default S5)")
+    add("--commands", default="full", choices=COMMANDS,
+        help="full permutations, or swaps of two variables (default full)")
+    add("--length", type=int, default=4, help="number of commands (default 4)")
+    add("--spacing", type=int, default=2, help="commands per reveal (default 2)")
     args = parser.parse_args(argv)
 
     # The inputs lack the last token of a trace, and the targets the first.
@@ -564,7 +391,7 @@ def main(argv=None):
     tokens = [inputs[0, 0], *targets[0]]
     print(f"{task.group.order:,} states, chance {task.chance:.3f}; {len(tokens)} tokens\n")
 
-    # Python executes the trace, line by line: the state shown is Python's own, not ours.
+    # Python itself executes the trace, so the states shown are Python's, not ours.
     variables = {}
     width = 6 * task.group.degree + 6
     for line in task.decode(tokens).splitlines():
@@ -576,4 +403,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_cli(main)

@@ -1,80 +1,84 @@
 """Which architectures can learn to track state?  One frame, three mixers.
 
-    model(tokens [B, T]) -> logits [B, T, vocabulary]    causal: logits at t depend on tokens <= t
-    model.stream(tokens, state=None) -> (logits, state)  the same in pieces: state out, state in
+    tokens [B, T] --> embedding                           what the block remembers:
+                          |
+                          + <-- local block               the last inputs of its convolution
+                          |
+           layers times   + <-- mixer   linrnn            DeltaNet: one matrix per head
+                          |             transformer       attention: all keys and values so far
+                          |             lstm              torch's LSTM: two vectors
+                          + <-- MLP                       nothing
+                          |
+                        norm --> unembedding --> logits [B, T, vocabulary]
 
-Embedding -> local block -> layers x [mixer, MLP] -> norm -> logits. Only the mixer differs:
-    linrnn       the delta rule     state: one matrix a head       (the model the project is about)
-    transformer  causal attention   state: all keys and values so far
-    lstm         torch's own LSTM   state: two vectors
+    model(tokens) -> logits                              causal: logits at t depend on tokens <= t
+    model.stream(tokens, state=None) -> (logits, state)  the same in pieces: state in, state out
 
 Symbols
-    B  batch     D  model width             R  writes per token (the option householders)
+    B  batch     D  model width             R  Householder steps per token (option householders)
     T  tokens    H  heads of a mixer        K  width of a head, D / H
 
 Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et al. 2025 (arXiv
-2411.12537); several writes, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
+2411.12537); DeltaProduct, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
 (arXiv 2104.09864).
 
 Deviations from the paper, and from DeltaNet as usually built, and why:
-    74 thousand parameters     and one layer, not 265 million and 18: a minute on a CPU core
-    no SiLU on q, k, v         it makes keys positive, and an exchange needs a negative entry
-    hard sigmoids              beta = 0 and beta = 2 are reached, not merely approached
-    a write strength gamma     a reflection needs beta = 2 and should write nothing
-    one wide convolution       ahead of all layers, in place of a short one inside each layer
+    74 thousand parameters     and one layer, not 265 million and 18: minutes on one CPU core
+    no SiLU on q, k, v         it makes keys almost positive; a swap key has entries of both signs
+    hard sigmoids              beta = 0 and beta = 2 are reached, not only approached
+    a write gate               a reflection needs beta = 2 and should write nothing
+    one wide convolution       before all layers, instead of a short one inside each layer
 
 Next: eval.py.
 """
+
+import inspect
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from scan import delta_product
-
+from scan import delta_product, upcast
 
 # --- 1. Blocks ------------------------------------------------------------------------------------
 #
 # A block is a module with forward(x, state=None) -> (x, state), for x of shape [B, T, D]. It adds
-# to x what it has found. The state is all that the block must remember of the tokens so far; None
-# stands for the start of a text.
+# its result to x. The state is all that the block must remember of the tokens so far; None means
+# that the text begins here.
 
 
 class LocalBlock(nn.Module):
     """x + W gelu(conv(norm(x))): each token sees the conv_width - 1 tokens before it.
 
-    So a name learns its place in the line, and the key of the delta rule can depend on that place.
+    A dense convolution: every output channel sees every input channel, because the key of a swap
+    depends on a name AND its place in the command. Its width is chosen so that a name sees that
+    place: one side of a command has n + 1 tokens, and train.py's default n + 3 has two to spare.
+    Beware: forward uses only the weight and bias of `conv`, so a hook on `conv` is not called.
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 
     def __init__(self, d_model, conv_width):
         super().__init__()
         self.norm = nn.RMSNorm(d_model)
-        # Every output channel sees every input channel: which name AND which place, together.
         self.conv = nn.Conv1d(d_model, d_model, conv_width)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x, state=None):
-        # What the first tokens of this piece look back at: zeros, or the end of the last piece.
-        normed = self.norm(x)
-        reach = self.conv.kernel_size[0] - 1  # tokens that it looks back
+        # The first tokens look back at zeros, or at the end of the previous piece.
+        reach = self.conv.kernel_size[0] - 1
         if state is None:
-            window = F.pad(normed, (0, 0, reach, 0))
-        else:
-            window = torch.cat([state, normed], 1)  # [B, reach + T, D]
+            state = x.new_zeros(len(x), reach, x.shape[-1])
+        window = torch.cat([state, self.norm(x)], 1)  # [B, reach + T, D]
 
-        # An image of height 1 whose channels stand last in memory, as they do here. torch then
-        # convolves without reordering, and gelu meets a contiguous tensor.
+        # As an image of height 1 with its channels last in memory, this is faster than self.conv.
         image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
         kernel = self.conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
         conv = F.conv2d(image, kernel, self.conv.bias).squeeze(2).mT  # [B, T, D]
-
-        # Slicing from the end by length: with reach 0 the slice [-0:] would be everything.
-        return x + self.out(F.gelu(conv)), window[:, window.shape[1] - reach:]
+        return x + self.out(F.gelu(conv)), window[:, -reach:]
 
 
 class MLP(nn.Module):
-    """x + W_2 gelu(W_1 norm(x)), each token by itself. It has no state."""
+    """x + W_2 gelu(W_1 norm(x)) for each token alone. State: None."""
 
     def __init__(self, d_model):
         super().__init__()
@@ -90,11 +94,12 @@ class MLP(nn.Module):
 # --- 2. Three mixers ------------------------------------------------------------------------------
 
 class DeltaBlock(nn.Module):
-    """The delta rule, H heads side by side.
+    """DeltaNet: the delta rule in H heads. With R = householders > 1 it is DeltaProduct.
 
-    S <- (I - beta k k^T) S + beta k (gamma v)^T, then o = S^T q, with |q| = |k| = 1,
-    beta = beta_max hardsigmoid(.) and gamma = hardsigmoid(.). So the eigenvalues of every write lie
-    in [1 - beta_max, 1]. A token makes R = householders such writes.
+        S <- (I - beta k k^T) S + beta k (write_gate v)^T    R times per token, and then o = S^T q
+
+    |q| = |k| = 1, beta = beta_max hardsigmoid(.), write_gate = hardsigmoid(.). So the eigenvalues
+    of each step are 1 and 1 - beta, in [1 - beta_max, 1].
     State: S, [B, H, K, K].
     """
 
@@ -102,12 +107,12 @@ class DeltaBlock(nn.Module):
         super().__init__()
         check_heads(d_model, heads)
         if not 0 <= beta_max <= 2:
-            raise ValueError(f"beta_max must lie in [0, 2], where |1 - beta| <= 1; got {beta_max}")
+            raise ValueError(f"beta_max must be in [0, 2], where |1 - beta| <= 1; got {beta_max}")
         self.heads = heads
         self.beta_max = beta_max
         self.householders = householders
 
-        # One matrix for all that a token decides: q, then k and v of each write, then beta, gamma.
+        # One matrix for everything that a token decides: q, then k, v, beta and gate of each step.
         self.sizes = [d_model, householders * d_model, householders * d_model,
                       2 * householders * heads]
         self.norm = nn.RMSNorm(d_model)
@@ -117,51 +122,37 @@ class DeltaBlock(nn.Module):
 
     def inputs_of_scan(self, x):
         """For delta_product: q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]."""
-        q, k, v, strengths = self.project(self.norm(x)).split(self.sizes, -1)
-        heads = self.heads
-        writes = self.householders
+        # In float32 like the scan, even if the network is in half precision.
+        projected = upcast(self.project(self.norm(x)))
+        q, k, v, strengths = projected.split(self.sizes, -1)
 
-        # Heads ahead of tokens, as the scan reads them.
-        q = q.unflatten(-1, (heads, -1))  # [B, T, H, K]
-        q = q.transpose(1, 2).contiguous()  # [B, H, T, K]
+        # Heads before tokens, as the scan expects them.
+        R, H = self.householders, self.heads
+        q = q.unflatten(-1, (H, -1)).transpose(1, 2).contiguous()  # [B, H, T, K]
+        k = k.unflatten(-1, (R, H, -1)).permute(0, 3, 1, 2, 4).contiguous()  # [B, H, T, R, K]
+        v = v.unflatten(-1, (R, H, -1)).permute(0, 3, 1, 2, 4).contiguous()
+        strengths = F.hardsigmoid(strengths).unflatten(-1, (2, R, H))  # [B, T, 2, R, H]
+        beta, write_gate = strengths.permute(2, 0, 4, 1, 3)  # [B, H, T, R] each
 
-        k = k.unflatten(-1, (writes, heads, -1))  # [B, T, R, H, K]
-        k = k.permute(0, 3, 1, 2, 4).contiguous()  # [B, H, T, R, K]
-
-        v = v.unflatten(-1, (writes, heads, -1))  # [B, T, R, H, K]
-        v = v.permute(0, 3, 1, 2, 4).contiguous()  # [B, H, T, R, K]
-
-        # Unit keys: then I - beta k k^T has the eigenvalue 1 - beta along k. (The length of a query
-        # would be lost in out_norm anyway.)
-        q = unit(q)
-        k = unit(k)
-
-        # gamma lets a write of beta = 2 be a pure reflection, which puts nothing into S.
-        strengths = F.hardsigmoid(strengths)
-        strengths = strengths.unflatten(-1, (2, writes, heads))  # [B, T, 2, R, H]
-        beta, gamma = strengths.permute(2, 0, 4, 1, 3)  # [B, H, T, R] each
-        return q, k, gamma.unsqueeze(-1) * v, self.beta_max * beta
+        # For a unit key, I - beta k k^T has the eigenvalue 1 - beta. (A query's norm would be lost
+        # in out_norm anyway.) With write_gate = 0, a step with beta = 2 is a pure reflection.
+        return unit(q), unit(k), write_gate.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
         out, state = delta_product(*self.inputs_of_scan(x), state)  # [B, H, T, K]
-        out = self.out_norm(out.to(x.dtype))  # a model of half types has a scan in float32
+        out = self.out_norm(out.to(x.dtype))
         out = out.transpose(1, 2).flatten(2)  # [B, T, D]
         return x + self.out(out), state
 
 
 def unit(x):
-    """x / |x| along the last axis. What is shorter than 1e-6 is divided by 1e-6, so 0 stays 0.
-
-    In float16 the square of 1e-6 would be 0, and so the length is taken in float32 at least.
-    """
-    squares = x.to(torch.promote_types(x.dtype, torch.float32)).square()
-    squared_length = squares.sum(-1, keepdim=True).clamp_min(1e-12)
-    return (x * squared_length.rsqrt()).to(x.dtype)
+    """x / |x| along the last axis. Norms below 1e-6 are clamped, so the zero vector stays zero."""
+    return x * x.square().sum(-1, keepdim=True).clamp_min(1e-12).rsqrt()
 
 
 def check_heads(d_model, heads):
-    """Raises: ValueError unless the heads share the width evenly."""
-    if heads < 1 or d_model % heads:
+    """Raises: ValueError unless heads divides d_model."""
+    if d_model % heads:
         raise ValueError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
 
 
@@ -175,8 +166,8 @@ class AttentionBlock(nn.Module):
         super().__init__()
         check_heads(d_model, heads)
         if d_model // heads % 2:
-            raise ValueError("rotary positions turn pairs, so the width of a head must be even; "
-                             f"got d_model {d_model} / heads {heads}")
+            raise ValueError("rotary positions rotate pairs, so the width of a head must be even; "
+                             f"got {d_model} / {heads}")
         self.heads = heads
 
         self.norm = nn.RMSNorm(d_model)
@@ -184,20 +175,18 @@ class AttentionBlock(nn.Module):
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x, state=None):
-        qkv = self.query_key_value(self.norm(x))
-        qkv = qkv.unflatten(-1, (3, self.heads, -1))  # [B, T, 3, H, K]
+        qkv = self.query_key_value(self.norm(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, T, K] each
 
-        # A token has its place from the start of the text, not from that of its piece.
+        # Positions count from the start of the text, not from the start of this piece.
         T = x.shape[1]
         past = 0 if state is None else state.shape[3]
         q = rotate(q, past)
         kv = torch.stack([rotate(k, past), v])  # [2, B, H, T, K]
-
         if past:
             kv = torch.cat([state, kv], 3)  # [2, B, H, past + T, K]
 
-        # A token sees all the past, and of its own piece what is not later than itself.
+        # A token sees all earlier pieces, and this one up to itself.
         seen = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past)
         mixed = F.scaled_dot_product_attention(q, *kv, attn_mask=seen if past else None,
                                                is_causal=not past)  # [B, H, T, K]
@@ -205,34 +194,33 @@ class AttentionBlock(nn.Module):
 
 
 def rotate(x, start=0):
-    """Rotary positions: turns the pair (x_j, x_{j + K/2}) at token t by the angle t 10000^(-2j/K).
+    """Rotary positions: rotate the pair (x_j, x_{j + K/2}) at token t by t 10000^(-2j/K) radians.
 
-    So q_t . k_s depends on t - s only. The first token of x is token number `start`.
+    So q_t . k_s depends on positions only through t - s. The first token of x is number `start`.
     Shapes: x [..., T, K], K even.  Source: Su et al. 2021, 3.2.
     """
     T, K = x.shape[-2:]
-    rates = 10000.0 ** (-torch.arange(0, K, 2, device=x.device) / K)  # [K / 2]
-    angles = torch.arange(start, start + T, device=x.device).unsqueeze(-1) * rates
+    frequencies = 10000.0 ** (-torch.arange(0, K, 2, device=x.device) / K)  # [K / 2]
+    angles = torch.arange(start, start + T, device=x.device).unsqueeze(-1) * frequencies
     cos = angles.cos().to(x.dtype)
     sin = angles.sin().to(x.dtype)
 
-    # The pair j is made of the entries j and j + K/2.
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
 class LSTMBlock(nn.Module):
-    """torch's own LSTM, the non-linear recurrence. State: hidden and cell, [1, B, D] each.
+    """torch's LSTM, a non-linear recurrence. State: hidden and cell, [1, B, D] each.
 
-    The forget gate begins at sigmoid(2) = 0.88. At torch's own 0.5 a value would have shrunk to
-    2^-13 after one S5 command (Jozefowicz, Zaremba, Sutskever 2015, section 2.2).
+    The forget gate starts at sigmoid(2) = 0.88. At torch's default, 0.5, a value would shrink to
+    2^-13 within one S5 command (Jozefowicz, Zaremba, Sutskever 2015, section 2.2).
     """
 
     def __init__(self, d_model):
         super().__init__()
         self.norm = nn.RMSNorm(d_model)
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
-        # torch adds two biases, and orders the gates: in, forget, cell, out.
+        # torch adds two biases, and its gates are in the order input, forget, cell, output.
         with torch.no_grad():
             self.lstm.bias_ih_l0[d_model:2 * d_model] = 2
             self.lstm.bias_hh_l0[d_model:2 * d_model] = 0
@@ -245,20 +233,17 @@ class LSTMBlock(nn.Module):
 # --- 3. The frame ---------------------------------------------------------------------------------
 
 class LanguageModel(nn.Module):
-    """Embedding -> local block -> layers x [mixer, MLP] -> norm -> logits.
+    """The frame: embedding -> local block -> layers x [mixer, MLP] -> norm -> logits.
 
-    make_mixer() makes a block of its own for each layer. conv_width 1 leaves out the local block.
-    For n variables it is n + 3: one side of a command has n + 1 tokens, and two are to spare.
+    make_mixer() returns a new block for each layer. conv_width=1 omits the local block.
     """
 
     def __init__(self, vocab_size, d_model, layers, conv_width, make_mixer):
         super().__init__()
-        # Both ends: symbols to vectors, vectors to a score for each symbol.
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.norm = nn.RMSNorm(d_model)
         self.unembedding = nn.Linear(d_model, vocab_size, bias=False)
 
-        # The MLP after each mixer works on each token by itself.
         self.blocks = nn.ModuleList()
         if conv_width > 1:
             self.blocks.append(LocalBlock(d_model, conv_width))
@@ -267,7 +252,7 @@ class LanguageModel(nn.Module):
             self.blocks.append(MLP(d_model))
 
     def stream(self, tokens, state=None):
-        """Logits, and the state to go on from: an entry for each of self.blocks."""
+        """Logits, and the state from which to continue: a list with one entry per block."""
         old_states = state or [None] * len(self.blocks)
         new_states = []
 
@@ -283,11 +268,11 @@ class LanguageModel(nn.Module):
 
 
 class LinRNN(LanguageModel):
-    """The delta rule as mixer.
+    """DeltaNet: the delta rule is the mixer.
 
-    beta_max: 2 allows the eigenvalue -1, 1 is the classical DeltaNet with eigenvalues in [0, 1].
-    householders: writes per token, R. heads must divide d_model, here and in the Transformer.
-    Raises: ValueError for a beta_max or heads that do not fit.
+    beta_max: 2 allows the eigenvalue -1; 1 is the classical DeltaNet, with eigenvalues in [0, 1].
+    householders: Householder steps per token, R.
+    Raises: ValueError for an impossible beta_max, or heads that do not divide d_model.
     """
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
@@ -297,7 +282,7 @@ class LinRNN(LanguageModel):
 
 
 class Transformer(LanguageModel):
-    """Attention as mixer: two narrower layers, since one layer cannot compose what it looked up."""
+    """Attention is the mixer. Two layers: a single one can look values up, but not compose them."""
 
     def __init__(self, vocab_size, d_model=56, heads=4, layers=2, conv_width=8):
         super().__init__(vocab_size, d_model, layers, conv_width,
@@ -305,10 +290,16 @@ class Transformer(LanguageModel):
 
 
 class LSTM(LanguageModel):
-    """torch's LSTM as mixer. Its four gates are large, so its width is a little smaller."""
+    """torch's LSTM is the mixer. Its four gates are large, so it is slightly narrower."""
 
     def __init__(self, vocab_size, d_model=60, layers=1, conv_width=8):
         super().__init__(vocab_size, d_model, layers, conv_width, lambda: LSTMBlock(d_model))
 
 
-MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # by the names of --model
+MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # the names of --model
+
+
+def options_of(name):
+    """The options of a model and their defaults, read from its signature."""
+    parameters = inspect.signature(MODELS[name]).parameters
+    return {option: p.default for option, p in parameters.items() if option != "vocab_size"}

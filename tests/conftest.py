@@ -1,4 +1,4 @@
-"""What all tests share. The modules under test lie one folder up; nothing is installed."""
+"""What all tests share. The modules under test are one folder up; nothing is installed."""
 
 import code
 import contextlib
@@ -7,19 +7,21 @@ import os
 import sys
 from pathlib import Path
 
-if "CUDA_TESTS" not in os.environ:  # bits and tolerances of the other tests are those of a CPU
+if "CUDA_TESTS" not in os.environ:  # the other tests compare bits and tolerances of a CPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["OMP_NUM_THREADS"] = "1"  # the tensors are small: a second thread would mostly wait
+os.environ["OMP_NUM_THREADS"] = "1"  # the tensors are small, so a second thread would mostly wait
 
+import numpy as np
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+TESTS = ROOT / "tests"  # with --import-mode=importlib, pytest does not add these folders
+sys.path[:0] = [str(ROOT), str(TESTS), str(TESTS / "experiments")]
 
-# A run that is over in a second. It learns nothing.
-SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --pass-share -1 "
-         "--last-steps 3 --lengths 4:2 --traces 4 --device cpu").split()
+# A run that takes a second and learns nothing.
+SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --pass-accuracy 0 "
+         "--final-steps 3 --lengths 4:2 --traces 4 --device cpu").split()
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="with a CUDA device: "
                                 "CUDA_TESTS=1 python -m pytest tests -k cuda")
@@ -47,12 +49,23 @@ def refused(capsys):
     def run(main, argv, *words):
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
-            data.run(lambda: main([str(word) for word in argv]))
-        told = capsys.readouterr().err.splitlines()
-        assert stop.value.code == 2 and len(told) == 1, told
+            data.run_cli(lambda: main([str(word) for word in argv]))
+        lines = capsys.readouterr().err.splitlines()
+        assert stop.value.code == 2 and len(lines) == 1, lines
         for word in words:
-            assert word in told[0], told
+            assert word in lines[0], lines
     return run
+
+
+# --- Permutations ---------------------------------------------------------------------------------
+
+def run_commands(commands):
+    """The state after each command, by a loop: [B, L, n] -> [B, L, n]."""
+    state, states = np.tile(np.arange(commands.shape[2]), (len(commands), 1)), []
+    for g in commands.swapaxes(0, 1):
+        state = np.take_along_axis(state, g, -1)
+        states.append(state)
+    return np.stack(states, 1)
 
 
 # --- Python sessions, by the interpreter that runs the tests --------------------------------------

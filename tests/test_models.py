@@ -1,6 +1,5 @@
 """Every model is causal, and gives in pieces what it gives whole; a block is what it says."""
 
-import eval as evaluation
 import numpy as np
 import pytest
 import torch
@@ -17,8 +16,8 @@ from models import (LSTM, MLP, MODELS, AttentionBlock, DeltaBlock, LinRNN, Local
     lambda: LinRNN(11, 12, 3, conv_width=1), lambda: Transformer(11, 12, 3),
     lambda: LSTM(11, 12, layers=2)])
 def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(make_model, device):
-    """Changing the token at t changes the logits at t and none before. State out, state in: random
-    cuts change nothing, and the convolution reaches over them, too."""
+    """Changing the token at t changes the logits at t and none before. Random cuts change nothing,
+    although the convolution reaches over them."""
     model = make_model().double()
     tokens = torch.randint(11, (2, 75))
     whole = model(tokens)
@@ -41,7 +40,7 @@ def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(make_m
 
 
 def test_the_logits_are_those_of_the_blocks_one_after_the_other():
-    """A mixer and an MLP for each layer, each with weights of its own."""
+    """A mixer and an MLP for each layer, with separate parameters."""
     model = LinRNN(11, 12, 3, layers=2, conv_width=4)
     assert [*map(type, model.blocks)] == [LocalBlock, DeltaBlock, MLP, DeltaBlock, MLP]
     assert len({*model.blocks}) == 5
@@ -54,8 +53,8 @@ def test_the_logits_are_those_of_the_blocks_one_after_the_other():
     torch.testing.assert_close(model(tokens), expected)
 
 
-def test_models_have_about_as_many_weights_and_none_needs_memory_on_the_meta_device():
-    """Shapes only, forward and backward: so a large model can be counted before it is made."""
+def test_models_have_similar_sizes_and_can_be_counted_on_the_meta_device():
+    """Forward and backward as well, without any memory."""
     counts = []
     for model_class in MODELS.values():
         with torch.device("meta"):
@@ -63,59 +62,40 @@ def test_models_have_about_as_many_weights_and_none_needs_memory_on_the_meta_dev
             logits = model(torch.zeros(2, 40, dtype=torch.long))
         logits.sum().backward()
         assert logits.shape == (2, 40, 22)
-        assert all(weight.grad.is_meta for weight in model.parameters())
-        counts.append(sum(weight.numel() for weight in model.parameters()))
+        assert all(parameter.grad.is_meta for parameter in model.parameters())
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
     assert len(counts) == 3 and max(counts) < 1.15 * min(counts)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_under_autocast_has_a_finite_gradient(name):
-    model = MODELS[name](22)
+@pytest.mark.parametrize("autocast", [True, False])
+def test_half_precision_is_close_and_has_finite_gradients(name, autocast):
+    """Under autocast, or with all parameters in bfloat16. Trap: the scan returns float32."""
+    model = MODELS[name](22, d_model=16)
     tokens = torch.randint(22, (2, 40))
-    with torch.autocast("cpu", torch.bfloat16):
+    expected = model(tokens)
+    if not autocast:
+        model.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits = model(tokens)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    assert logits.dtype == torch.bfloat16
-    assert all(weight.grad.isfinite().all() and weight.grad.any() for weight in model.parameters())
+    assert logits.dtype == torch.bfloat16 and (logits - expected).abs().max() < 0.1
+    for parameter in model.parameters():
+        assert parameter.grad.isfinite().all() and parameter.grad.any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_linear_rnn_of_a_half_type_reads_streams_and_makes_a_step(dtype):
-    """The scan inside computes in float32, and what goes back to the network has its type."""
-    model = LinRNN(22, 16, 2, conv_width=4).to(dtype)
-    tokens = torch.randint(22, (2, 40))
-    logits = model(tokens)
-    _, state = model.stream(tokens[:, :25])
-    rest, _ = model.stream(tokens[:, 25:], state)
-    assert logits.dtype == rest.dtype == dtype
-    assert (rest - logits[:, 25:]).abs().max() < 0.1
-
-    F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert all(weight.grad.isfinite().all() and weight.isfinite().all()
-               for weight in model.parameters())
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_unit_vector_has_length_one_and_zero_stays_zero(dtype):
-    """In each type, whatever the length; of what is nearly zero the direction is lost at worst."""
-    x = torch.randn(7, 5).to(dtype).requires_grad_()
-    made = unit(x)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_unit_vector_has_norm_one_and_zero_stays_zero(dtype):
+    """Of a vector that is nearly zero, at worst the direction is lost, and no gradient is NaN."""
+    made = unit(torch.randn(7, 5).to(dtype))
     assert made.dtype == dtype and (made.double().norm(dim=-1) - 1).abs().max() < 1e-2
     for short in (0.0, torch.finfo(dtype).tiny):
         x = torch.full((5,), short, dtype=dtype, requires_grad=True)
         made = unit(x)
         made.sum().backward()
-        assert made.abs().max() <= 1 and made.isfinite().all() and bool(made.any()) <= (short > 0)
+        assert made.abs().max() <= 1 and bool(made.any()) <= (short > 0)
         assert not x.grad.isnan().any()
-
-
-def test_the_weights_depend_on_the_seed_and_on_nothing_else():
-    config = {"task": "traces", "group": "S3", "commands": "full", "model": "lstm", "options": {}}
-    one, same, other = [evaluation.make({**config, "seed": seed})[1].embedding.weight
-                        for seed in (3, 3, 4)]
-    assert torch.equal(one, same) and not torch.equal(one, other)
 
 
 # --- The blocks -----------------------------------------------------------------------------------
@@ -136,21 +116,22 @@ def test_a_local_block_is_its_docstring():
     x = 10 * torch.randn(2, 9, 6)
     padded = torch.cat([torch.zeros(2, 3, 6), F.rms_norm(x, (6,))], 1)
     for t in range(9):
-        found = torch.einsum("bti,oit->bo", padded[:, t:t + 4], block.conv.weight)
-        expected = x[:, t] + F.gelu(found + block.conv.bias) @ block.out.weight.mT
+        seen = torch.einsum("bti,oit->bo", padded[:, t:t + 4], block.conv.weight)
+        expected = x[:, t] + F.gelu(seen + block.conv.bias) @ block.out.weight.mT
         torch.testing.assert_close(block(x)[0][:, t], expected)
 
 
 @torch.no_grad()
-def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
-    """Plain loops over traces, tokens, heads and writes. Keys have length 1, and beta lies in
-    [0, beta_max]: so all eigenvalues lie in [1 - beta_max, 1]. Queries have length 1, too. gamma
-    scales what is written, not how far is forgotten. Each head is normalised by itself."""
+@pytest.mark.parametrize("beta_max", [1.0, 2.0])
+def test_a_delta_block_is_its_docstring_head_by_head_and_step_by_step(beta_max):
+    """Plain loops over traces, tokens, heads and steps. Keys and queries have norm 1; beta reaches
+    0 and beta_max; write_gate scales what is written, not what is erased; each head is normalised
+    alone."""
     heads, R, K = 2, 3, 4
     x = torch.randn(2, 5, 8).double()
-    block = DeltaBlock(8, heads, 1.7, R).double()
+    block = DeltaBlock(8, heads, beta_max, R).double()
     block.out_norm.weight.copy_(torch.rand(K))
-    block.project.weight.mul_(20)  # then beta reaches both its ends
+    block.project.weight.mul_(20)  # so beta reaches both ends
 
     projected = block.project(F.rms_norm(x, (8,)))
     q, k, v, strengths = projected.split([8, 8 * R, 8 * R, 2 * R * heads], -1)
@@ -159,7 +140,7 @@ def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
     v = v.unflatten(-1, (R, heads, K))
     strengths = (strengths / 6 + 0.5).clamp(0, 1)  # the hard sigmoid
     assert strengths.min() == 0 and strengths.max() == 1
-    beta, gamma = strengths.unflatten(-1, (2, R, heads)).unbind(2)
+    beta, write_gate = strengths.unflatten(-1, (2, R, heads)).unbind(2)
 
     out = torch.zeros(2, 5, heads, K).double()
     for b, h in np.ndindex(2, heads):
@@ -167,17 +148,19 @@ def test_a_delta_block_is_its_docstring_head_by_head_and_write_by_write():
         for t in range(5):
             for r in range(R):
                 at = b, t, r, h
-                S = S + 1.7 * beta[at] * torch.outer(k[at], gamma[at] * v[at] - k[at] @ S)
+                error = write_gate[at] * v[at] - k[at] @ S
+                S = S + beta_max * beta[at] * torch.outer(k[at], error)
             out[b, t, h] = F.rms_norm(q[b, t, h] @ S, (K,), block.out_norm.weight)
 
     assert (block(x)[0] - x - block.out(out.flatten(2))).abs().max() < 1e-10
-    read_with, *_ = block.inputs_of_scan(x)  # out_norm would hide another length
-    assert (read_with - q.transpose(1, 2)).abs().max() < 1e-10
+    queries, *_, betas = block.inputs_of_scan(x)  # out_norm would hide another norm of q
+    assert (queries - q.transpose(1, 2)).abs().max() < 1e-10
+    assert betas.min() == 0 and betas.max() == beta_max
 
 
 def test_the_attention_block_is_a_causal_softmax_over_rotated_keys():
-    """The pair j of a key or a query is a complex number, turned by the angle t 10000^(-2j/K) at
-    token t. The real part of a product with a conjugate is the product of two vectors."""
+    """A pair j of a key or query is a complex number, rotated by t 10000^(-2j/K) at token t. The
+    real part of a product with a conjugate is the product of two vectors."""
     block = AttentionBlock(6, 1).double()
     x = torch.randn(2, 9, 6).double()
     q, k, v = block.query_key_value(block.norm(x)).chunk(3, -1)
@@ -191,15 +174,23 @@ def test_the_attention_block_is_a_causal_softmax_over_rotated_keys():
 
 
 @torch.no_grad()
-def test_an_lstm_block_adds_torchs_lstm_which_begins_by_remembering():
-    """Nothing but the biases of the forget gate left, it keeps sigmoid(2) of each cell."""
+def test_an_lstm_block_adds_torchs_lstm_which_starts_by_remembering():
+    """With only the biases of the forget gate left, it keeps sigmoid(2) of each cell."""
     block = LSTMBlock(5)
     x = 10 * torch.randn(3, 4, 5)
     torch.testing.assert_close(block(x)[0], x + block.lstm(F.rms_norm(x, (5,)))[0])
 
     for name, parameter in block.lstm.named_parameters():
-        kept = parameter[5:10].clone() if name.startswith("bias") else 0
-        parameter.zero_()[5:10] = kept
+        forget = parameter[5:10].clone() if name.startswith("bias") else 0
+        parameter.zero_()[5:10] = forget
     cell = torch.randn(1, 3, 5)
     _, (_, after) = block(torch.randn(3, 1, 5), (torch.zeros(1, 3, 5), cell))
     torch.testing.assert_close(after, torch.tensor(2.0).sigmoid() * cell)
+
+
+@pytest.mark.parametrize("model, options, words", [
+    (LinRNN, {"beta_max": 2.1}, "beta_max must be in"), (LinRNN, {"heads": 5}, "heads must divide"),
+    (Transformer, {"heads": 5}, "heads must divide"), (Transformer, {"heads": 8}, "must be even")])
+def test_impossible_sizes_are_refused(model, options, words):
+    with pytest.raises(ValueError, match=words):
+        model(22, **options)

@@ -21,20 +21,21 @@ CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run tests the spine alone, too
 def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, monkeypatch, capsys):
     """In an empty folder. A run has a few steps here, and a table a few traces."""
     def few_steps(recipe):
-        recipe.max_steps, recipe.last_steps, recipe.batch = 2, 1, 2
-        if recipe.stage_steps:
-            recipe.stage_steps = [1] * len(recipe.curriculum)
+        recipe.max_curriculum_steps, recipe.final_steps, recipe.batch = 2, 1, 2
 
+    whole = train.Config.__post_init__
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr(train.Recipe, "__post_init__", few_steps)
+    monkeypatch.setattr(train.Config, "__post_init__",
+                        lambda config: whole(config) or few_steps(config))
     monkeypatch.setattr(evaluation.evaluate_and_print, "__defaults__", (2, 0))  # traces, seed
 
     for block in BLOCKS:
         exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
         assert "(L,S)" in capsys.readouterr().out, block  # each ends with a table
     for script, *arguments in map(shlex.split, OF_THE_SPINE):
-        if script in ("train.py", "eval.py"):
+        if script in ("train.py", "eval.py") and "--resume" not in arguments:
             arguments += ["--traces", "2"]
         importlib.import_module(script.removesuffix(".py")).main(arguments)
 

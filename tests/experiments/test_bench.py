@@ -1,27 +1,28 @@
-"""All that is timed is the delta rule."""
+"""Everything that is timed is the delta rule."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import needs_cuda
 
-from experiments import bench
-from experiments.bench import FORMS, with_gradients
+from experiments.bench import FORMS, measure, with_gradients
 from scan import delta_rule_recurrent
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_each_form_is_the_loop(name):
-    """In values and gradients, also where T = 37 is no multiple of a chunk."""
+    """In values and gradients, although T = 37 is not a multiple of the chunk size."""
     q, k, g_out = torch.randn(3, 2, 3, 37, 5).double()
     v = torch.randn(2, 3, 37, 5).double()
     beta = 2 * torch.rand(2, 3, 37).double()
     inputs = [x.requires_grad_() for x in (q, F.normalize(k, dim=-1), v, beta)]
-    truth = with_gradients(delta_rule_recurrent, inputs, g_out)
-    for x, right in zip(with_gradients(FORMS[name], inputs, g_out), truth, strict=True):
-        torch.testing.assert_close(x, right, rtol=0, atol=1e-10)
+    expected = with_gradients(delta_rule_recurrent, inputs, g_out)
+    for x, y in zip(with_gradients(FORMS[name], inputs, g_out), expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
 
 
-@needs_cuda
-def test_all_forms_are_timed_on_cuda():
-    bench.main(["measure", "--device", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_a_measurement_is_a_ratio_for_each_form(device):
+    ratios = measure(1, 20, device)
+    assert ratios.keys() == FORMS.keys() and ratios["hand-written"] == 1
+    assert min(ratios.values()) > 0

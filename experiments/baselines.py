@@ -1,0 +1,387 @@
+"""Which model learns to track, and at what cost?
+
+DOCSTRING
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from data import Group, ReplTask, draw_commands, run_cli
+from experiments import (Plan, Study, at, chapter, count, evaluate_all, grid, millions, parameters,
+                         percent, records, table, trained, where)
+from experiments.groups import draw_sparse_commands
+from experiments.plots import COLOURS, NAMES, canvas, draw, ticks_at
+from models import LSTM, DeltaBlock, LanguageModel, LinRNN, Transformer
+from scan import delta_product
+from train import Recipe
+
+
+# --- 1. The models --------------------------------------------------------------------------------
+
+class GatedRNN(LanguageModel):
+    """The gated delta rule as mixer, in the sizes of LinRNN."""
+
+    def __init__(self, vocab_size, conv_width=8, beta_max=2.0):
+        super().__init__(vocab_size, 64, 1, conv_width, lambda: GatedBlock(64, 4, beta_max))
+
+
+MODELS = {
+    "linrnn": LinRNN,
+    "linrnn-beta1": partial(LinRNN, beta_max=1.0),
+    "transformer": Transformer,
+    "transformer-4": partial(Transformer, layers=4),
+    "lstm": LSTM,
+    "gated": GatedRNN,
+    "gated-beta1": partial(GatedRNN, beta_max=1.0)}
+
+
+class GatedBlock(DeltaBlock):
+    """DeltaBlock whose state decays by alpha in (1/2, 1), one number for each head and token."""
+
+    def __init__(self, d_model, heads, beta_max):
+        super().__init__(d_model, heads, beta_max, householders=1)
+        self.gate = nn.Linear(d_model, heads)
+        nn.init.constant_(self.gate.bias, 4.0)  # alpha starts near 0.99: forgetting is learned
+
+    def forward(self, x, state=None):
+        alpha_HT = (1 + self.gate(self.norm(x)).sigmoid().mT) / 2
+        out, state = gated_product(*self.inputs_of_scan(x), alpha_HT, state)
+        return x + self.out(self.out_norm(out).transpose(1, 2).flatten(2)), state
+
+
+def gated_product(q, k, v, beta, alpha, state=None, piece=32):
+    """S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, by the scan without a gate.
+
+    Within a piece let A_t = alpha_1 ... alpha_t. Then S_t / A_t obeys the rule without the gate,
+    with v_t / A_t instead of v_t. A_t must stay far from 0: alpha > 1/2 gives A_t > 2^-32.
+    Shapes: those of delta_product, with R Householder steps per token; alpha [..., T].
+    """
+    out = []
+    inputs = zip(q.split(piece, -2), k.split(piece, -3), v.split(piece, -3),
+                 beta.split(piece, -2), alpha.split(piece, -1))
+    for q_TK, k_TRK, v_TRV, beta_TR, alpha_T in inputs:
+        decay_T1 = alpha_T.cumprod(-1).unsqueeze(-1)
+        undecayed_TRV = v_TRV / decay_T1.unsqueeze(-1)
+        out_TV, state = delta_product(q_TK, k_TRK, undecayed_TRV, beta_TR, state)
+        out.append(decay_T1 * out_TV)
+        state = decay_T1[..., -1:, :] * state
+    return torch.cat(out, -2), state
+
+
+# --- 2. The same tokens ---------------------------------------------------------------------------
+
+STAGES = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
+TESTS = [*STAGES, (128, 16)]
+
+
+@dataclass
+class AllStages(Recipe):
+    """All six stages at once, for so many tokens: no stage must be passed before the next.
+
+    A batch shows one stage, drawn with probability proportional to 1 / L, so each stage shows
+    equally many commands. Where every command has a reveal, commands are products of a few swaps.
+    """
+
+    millions: float = 15.0
+    curriculum: tuple = (STAGES[-1],)
+    final_steps: int = 10**6  # gives_up ends it
+
+    def draw(self, task, progress, rng):
+        weights = np.array([1 / length for length, _ in STAGES])
+        length, spacing = STAGES[rng.choice(len(STAGES), p=weights / weights.sum())]
+
+        # Uniform commands are drawn even where easy ones replace them: the random numbers that
+        # follow are those of the recorded runs.
+        commands = draw_commands(task.group, "full", (self.batch, length), rng)
+        if spacing == 1:
+            commands = draw_sparse_commands(task.group, (self.batch, length), rng)
+        asked = rng.integers(task.group.degree, size=(self.batch, length // spacing))
+        return task.batch_of(map(task.trace, commands.tolist(), asked.tolist())), True
+
+    def lr_scale(self, progress):
+        """Warm-up, and a cosine that reaches 0 after the last token."""
+        part = progress.tokens / (1e6 * self.millions)
+        return super().lr_scale(progress) * (1 + math.cos(math.pi * part)) / 2
+
+    def averages(self, progress):
+        return progress.tokens >= 0.9 * 1e6 * self.millions
+
+    def gives_up(self, progress):
+        return progress.tokens >= 1e6 * self.millions
+
+
+# Of the matrices and of all other parameters: the best of a grid (lab book), by Muon unless it says
+# otherwise. The gated models have those of DeltaNet.
+LEARNING_RATES = dict.fromkeys(MODELS, {"matrix_lr": 0.005, "lr": 0.001}) | {
+    "transformer": {"matrix_lr": 0.01, "lr": 0.002},
+    "lstm": {"matrix_lr": 0.004, "lr": 0.004, "optimizer": "adamw"}}
+
+FIVE, THREE = range(70, 75), range(70, 73)
+CELLS = [
+    *grid(model=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15], seed=FIVE),
+    *grid(model=["transformer-4", "gated", "gated-beta1"], millions=[15], seed=THREE),
+    # Three times the tokens, for the models that were still learning.
+    *grid(model=["linrnn-beta1", "transformer", "transformer-4", "lstm", "gated-beta1"],
+          millions=[45], seed=[70])]
+
+
+def plan(cell):
+    recipe = AllStages(millions=cell["millions"], seed=cell["seed"],
+                       **LEARNING_RATES[cell["model"]])
+    return plan_of(cell, ReplTask(Group("S5")), recipe)
+
+
+def plan_of(cell, task, recipe):
+    """Both studies make the same models and ask the same test."""
+    return Plan(task, partial(MODELS[cell["model"]], len(task.vocab)), recipe, TESTS,
+                partial(evaluate_all, traces=768))
+
+
+# --- 3. The swap curriculum -----------------------------------------------------------------------
+
+# (L, S, full commands in a trace); all other commands are swaps, in their short form.
+RUNGS = [(2, 1, 0), (4, 1, 0), (8, 1, 0), (8, 2, 0),
+         (8, 1, 1), (8, 1, 2), (8, 1, 5), (8, 1, 8),
+         (8, 2, 8), (16, 2, 16), (16, 4, 16), (32, 4, 32), (64, 8, 64),
+         (64, 8, 64)]  # the last one for final_steps, with learning rates that decay to 0
+SHORT = 8  # rungs with at most eight commands, from where all of them are full
+
+
+class Swap(list):
+    """A command in its short form: `a, c = c, a`."""
+
+
+class MixedTask(ReplTask):
+    """Full commands and Swaps in one trace. Tests have full commands, as in every ReplTask."""
+
+    def __init__(self, group):
+        super().__init__(group)
+        self.swaps = ReplTask(group, "swap")
+
+    def command_line(self, g):
+        if isinstance(g, Swap):
+            return self.swaps.command_line(g)
+        return super().command_line(g)
+
+
+@dataclass
+class SwapCurriculum(Recipe):
+    """Swaps first, then full commands among swaps, then longer traces with fewer reveals."""
+
+    curriculum: tuple = tuple(rung[:2] for rung in RUNGS)
+    pass_accuracy: float = 0.95
+    pass_patience: int = 4
+    batch: int = 32
+    reveal_weight: float = 5.0
+    final_steps: int = 300
+    late: float = 1.0  # scale of the learning rates after the first eight rungs
+
+    earlier: float = 0.2  # fraction of batches that show an earlier rung; they count as well
+    easy: float = 0.3  # fraction of full commands that are products of a few swaps
+    rung_millions: float = 45.0  # tokens on one rung before training stops
+    millions: float = 160.0  # tokens in all before it stops
+
+    def draw(self, task, progress, rng):
+        rung = progress.stage
+        if rung and rng.random() < self.earlier:
+            rung = rng.integers(rung)
+        length, spacing, full = RUNGS[rung]
+        shape = (self.batch, length)
+
+        # Which commands are full is the same for all traces: they need equally many tokens.
+        is_full = rng.permutation(length) < full
+        commands = draw_commands(task.group, "full", shape, rng)
+        is_easy = rng.random(shape) < self.easy
+        commands[is_easy] = draw_sparse_commands(task.group, shape, rng)[is_easy]
+        swaps = draw_commands(task.group, "swap", shape, rng)
+        commands = np.where(is_full[:, None], commands, swaps)
+        asked = rng.integers(task.group.degree, size=(self.batch, length // spacing))
+
+        traces = [[g if full else Swap(g) for g, full in zip(trace, is_full)]
+                  for trace in commands.tolist()]
+        return task.batch_of(map(task.trace, traces, asked.tolist())), True
+
+    def lr_scale(self, progress):
+        scale = super().lr_scale(progress)
+        if progress.stage >= SHORT:
+            scale *= self.late
+        if progress.stage == len(RUNGS) - 1:
+            scale *= 1 - progress.stage_step / self.final_steps
+        return scale
+
+    def averages(self, progress):
+        return False
+
+    def gives_up(self, progress):
+        on_this_rung = progress.tokens - (progress.left[-1] if progress.left else 0)
+        stuck = on_this_rung >= 1e6 * self.rung_millions and progress.stage < len(RUNGS) - 1
+        return stuck or progress.tokens >= 1e6 * self.millions
+
+
+SWAP_CELLS = [
+    *grid(model=["linrnn", "lstm"], seed=range(230, 233)),
+    *grid(model=["linrnn-beta1", "transformer", "transformer-4"], seed=[230])]
+
+
+def plan_swaps(cell):
+    options = dict(LEARNING_RATES[cell["model"]])
+    if cell["model"] == "lstm":  # it was first seen to learn with these
+        options |= {"matrix_lr": 2.5e-3, "lr": 2.5e-3, "late": 0.4}
+    if cell["model"] not in ("linrnn", "lstm"):
+        options["rung_millions"] = 15.0
+    return plan_of(cell, MixedTask(Group("S5")), SwapCurriculum(seed=cell["seed"], **options))
+
+
+STUDIES = [Study("baselines", CELLS, trained(plan)),
+           Study("baselines_swaps", SWAP_CELLS, trained(plan_swaps))]
+
+
+# --- 4. The tables --------------------------------------------------------------------------------
+
+def show():
+    show_first()
+    show_swaps()
+
+
+def show_first():
+    """The contrast that no earlier reveal blurs: the first reveal of a trace."""
+    rows = sorted(in_order(records("baselines")), key=lambda row: row["millions"])
+    table("The same tokens. All models get batches of 16 traces of all lengths from (2,1) to\n"
+          "(64,8), easy commands at S = 1, 50 steps of warm-up, cosine decay, and weight\n"
+          "averaging over the last tenth. Learning rates: of the matrices, by Muon (LSTM:\n"
+          "AdamW), and of the other parameters. State: the numbers that the mixers carry from\n"
+          "token to token",
+          rows, ["model"],
+          {"parameters": parameters, "state": state_of, "learning rates": rates_of})
+    table("Accuracy in % at the first reveal of a trace, after 2 to 16 commands, and at all\n"
+          "reveals of (128,16), min-max over the seeds; chance is 20", rows, ["model", "millions"],
+          {"seeds": lambda row: row["seed"]} | TESTED)
+
+
+def show_swaps():
+    """How far the same models get when swaps come first."""
+    table("The swap curriculum. A rung (L,S)+k has k full commands per trace; the others are\n"
+          "swaps. All models get batches of 32, reveals weigh 5, one batch in five shows an\n"
+          "earlier rung, and a rung is passed at 95% in four batches in a row. Learning rates\n"
+          "as above, but the LSTM has 0.0025 up to (8,1)+8 and 0.001 after it. A run stops\n"
+          "after 160 million tokens, or after 45 on one rung (15 but for DeltaNet with beta <=\n"
+          "2 and the LSTM). Million tokens when a rung was left; accuracy as above",
+          in_order(records("baselines_swaps")), ["model", "seed"],
+          {name(rung): left(rung) for rung in (2, 3, 7, 11, 12)}
+          | {"end": millions, "stuck at": stuck_at} | TESTED)
+
+
+def in_order(rows):
+    return sorted(rows, key=lambda row: [*MODELS].index(row["model"]))
+
+
+def first_reveal(row, spacing):
+    """Accuracy at the first reveal of the traces with this spacing, in whole %."""
+    return round(100 * at(row, 8 * spacing, spacing)["by_position"][0])
+
+
+TESTED = {"after 2": partial(first_reveal, spacing=2), "4": partial(first_reveal, spacing=4),
+          "8": partial(first_reveal, spacing=8), "16": partial(first_reveal, spacing=16),
+          "(128,16)": percent(128)}
+
+
+def name(rung):
+    length, spacing, full = RUNGS[rung]
+    return f"({length},{spacing})+{full}"
+
+
+def left(rung):
+    """A column: million tokens read when this rung was left."""
+    return lambda row: row["left"][rung] / 1e6 if rung < len(row["left"]) else None
+
+
+def stuck_at(row):
+    """A column: the rung that a run did not pass."""
+    rung = len(row["left"])
+    return name(rung) if rung < len(RUNGS) - 1 else None
+
+
+def rates_of(row):
+    """A column: the learning rates of the matrices and of the other parameters."""
+    rates = LEARNING_RATES[row["model"]]
+    return f"{rates['matrix_lr']:g}, {rates['lr']:g}"
+
+
+def state_of(row):
+    """A column: how many numbers the mixers carry from token to token."""
+    model = MODELS[row["model"]](16)
+    counts = []
+    for length in (1, 2):
+        _, states = model.stream(torch.zeros(1, length, dtype=torch.long))
+        mixers = [part for part in states[1:] if part is not None]  # after the local block
+        counts.append(sum(part.numel() for state in mixers for part in state))
+    grown = counts[1] - counts[0]
+    return f"{grown} per token" if grown else f"{counts[0]:,}"
+
+
+# --- 5. The pictures ------------------------------------------------------------------------------
+
+# Where the name of each model is written, and the point of its line that it belongs to.
+NAMED_AT = {"linrnn": ((8.3, 1.08), (8, 1)), "linrnn-beta1": ((11.5, 0.75), (9.4, 0.66)),
+            "transformer": ((2.9, 0.88), (2.2, 0.83)), "transformer-4": ((4.3, 0.65), (3, 0.6)),
+            "lstm": ((1.2, 0.5), (1.8, 0.59))}
+
+
+def picture():
+    """Accuracy at the first reveal of a trace, by the commands before it."""
+    before = [1, 2, 4, 8, 16]
+    found = {}
+    for model in NAMED_AT:
+        runs = records("baselines", model=model, millions=15)
+        accuracies = [[first_reveal(row, S) / 100 for S in before] for row in runs]
+        found[NAMES[model]] = before, accuracies, COLOURS[model]
+    perfect = count(records("baselines", model="linrnn", millions=15),
+                    lambda row: first_reveal(row, 16) == 100)
+
+    figure, ((axes,),) = canvas("After 16 commands DeltaNet with β ≤ 2 knows every value "
+                                f"({perfect} seeds)\nand the others guess: 15 million tokens each")
+    axes.set(ylim=(0, 1.14), ylabel="accuracy at the first reveal", yticks=np.arange(6) / 5,
+             xlabel="commands before the first reveal of a trace")
+    draw(axes, found, 0.2, named=[])
+    ticks_at(axes, before)
+    for model, (place, point) in NAMED_AT.items():
+        axes.annotate(NAMES[model], point, place, color=COLOURS[model], va="center",
+                      arrowprops={"arrowstyle": "-", "color": COLOURS[model], "relpos": (0, 0.5)})
+    return figure
+
+
+def picture_of_swaps():
+    """The rung that each run has reached, by the tokens read."""
+    rows = in_order(records("baselines_swaps"))
+    lstm, linrnn = [np.median([left(11)(row) for row in where(rows, model=model)])
+                    for model in ("lstm", "linrnn")]
+    figure, ((axes,),) = canvas("Led by swaps, the LSTM climbs the same rungs, and needs\n"
+                                f"{lstm / linrnn:.0f} times the tokens up to {name(11)}",
+                                size=(8, 5))
+    for row in rows:
+        reached = [0.1, *(tokens / 1e6 for tokens in row["left"])]  # 0 has no logarithm
+        rungs = [*range(len(reached)), len(reached) - 1]
+        end = row["tokens"] / 1e6
+        colour = COLOURS[row["model"]]
+        axes.step([*reached, end], rungs, color=colour, where="post")
+        axes.plot(end, rungs[-1], "x" if stuck_at(row) else "o", color=colour)
+        if row["seed"] == 230:
+            axes.annotate(NAMES[row["model"]], (end, rungs[-1]), (6, 0), color=colour,
+                          textcoords="offset points", va="center")
+    axes.set(xscale="log", xlabel="million tokens read;   o  all rungs passed,   x  stopped",
+             ylabel="rung: (L,S) + full commands", yticks=range(len(RUNGS)),
+             yticklabels=[*map(name, range(len(RUNGS) - 1)), "passed"])
+    return figure
+
+
+def main(argv=None):
+    chapter(__doc__, show, STUDIES, argv=argv)
+
+
+if __name__ == "__main__":
+    run_cli(main)

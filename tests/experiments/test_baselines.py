@@ -1,0 +1,249 @@
+"""The gated scan is its loop; both curricula show what they say; tables read the right numbers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import session, typed_lines
+
+from data import Group, generator
+from experiments import baselines, records
+from models import LinRNN
+from train import Progress, train
+
+
+# --- The models -----------------------------------------------------------------------------------
+
+def gated_loop(q, k, v, beta, alpha, state):
+    """S <- alpha S, then R Householder steps, then the read S^T q; explicit matrices."""
+    out = []
+    for t in range(q.shape[-2]):
+        state = alpha[..., t, None, None] * state
+        for r in range(k.shape[-2]):
+            k_K1 = k[..., t, r, :, None]
+            step = torch.eye(k.shape[-1]) - beta[..., t, r, None, None] * k_K1 @ k_K1.mT
+            write = beta[..., t, r, None, None] * k_K1 @ v[..., t, r, None, :]
+            state = step @ state + write
+        out.append((state.mT @ q[..., t, :, None])[..., 0])
+    return torch.stack(out, -2), state
+
+
+def test_the_gated_scan_is_the_loop_in_values_and_gradients():
+    """S_t = alpha_t (I - beta k k^T) S_{t-1} + beta k v^T; T = 37 is not a multiple of a piece."""
+    q, k, v, beta, alpha, state = [x.double() for x in (
+        torch.randn(3, 37, 5), F.normalize(torch.randn(3, 37, 2, 5), dim=-1),
+        torch.randn(3, 37, 2, 7), 2 * torch.rand(3, 37, 2), (1 + torch.rand(3, 37)) / 2,
+        torch.randn(3, 5, 7))]
+    inputs = [x.requires_grad_() for x in (q, k, v, beta, alpha, state)]
+    found = []
+    for scan in (baselines.gated_product, gated_loop):
+        out, state = scan(*inputs)
+        gradients = torch.autograd.grad(out.sin().sum() + state.cos().sum(), inputs)
+        found.append([out, state, *gradients])
+    for ours, exact in zip(*found):
+        assert (ours - exact).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("name", ["gated", "gated-beta1"])
+def test_a_gated_model_reads_a_text_whole_and_in_pieces(name):
+    """These pieces end where none of its own pieces does."""
+    model = baselines.MODELS[name](11).double()
+    tokens = torch.randint(11, (2, 75))
+    state = None
+    logits = []
+    for piece in tokens.tensor_split([1, 3, 40], 1):
+        out, state = model.stream(piece, state)
+        logits.append(out)
+    assert (torch.cat(logits, 1) - model(tokens)).abs().max() < 1e-10
+
+
+def test_the_state_of_a_model_is_what_its_mixers_carry():
+    """Heads of K x V numbers; a hidden vector and a cell; keys and values of each layer."""
+    for name, expected in [("linrnn", f"{4 * 16 * 16:,}"), ("gated", f"{4 * 16 * 16:,}"),
+                           ("lstm", f"{2 * 60}"), ("transformer-4", f"{4 * 2 * 56} per token")]:
+        assert baselines.state_of({"model": name}) == expected
+
+
+# --- The same tokens ------------------------------------------------------------------------------
+
+def swap_fraction(task, tokens):
+    """How many of the full commands in a batch move two variables, as a fraction."""
+    lines = [line for trace in tokens for line in typed_lines(task.decode(trace))]
+    moved = [sum(x != y for x, y in zip(line[:13:3], line[16::3])) for line in lines
+             if ", e = " in line]
+    return np.mean(np.array(moved) == 2)
+
+
+def test_each_stage_shows_equally_many_commands_and_easy_ones_where_each_has_a_reveal():
+    """A stage of length L is drawn as 1 / L. One uniform command of S5 in twelve moves two
+    variables, but nearly one in three products of one to five swaps (all of one swap, a third of
+    three, a fifth of five)."""
+    task, *_ = baselines.plan({"model": "linrnn", "millions": 15, "seed": 0})
+    recipe = baselines.AllStages(batch=1)
+    rng = generator(0, "train", 0)
+    lengths, easy, uniform = [], [], []
+    for _ in range(1200):
+        batch, counts = recipe.draw(task, Progress(), rng)
+        lines = typed_lines(task.decode(batch.inputs[0]))
+        commands = sum(", e = " in line for line in lines)
+        lengths.append(commands)
+        (easy if commands <= 8 else uniform).append(batch.inputs[0])
+        assert counts and len(lines) - 5 - commands == min(8, commands)  # the reveals
+
+    total = sum(1 / length for length, _ in baselines.STAGES)
+    for length, _ in baselines.STAGES:
+        expected = 1200 / length / total
+        assert abs(lengths.count(length) - expected) < 4 * expected**0.5
+    assert swap_fraction(task, easy) > 0.25
+    assert abs(swap_fraction(task, uniform) - 10 / 120) < 0.015
+
+
+def test_the_learning_rate_decays_to_zero_over_the_tokens_and_the_last_tenth_is_averaged():
+    recipe = baselines.AllStages(millions=8)
+    at = [Progress(step=10**4, tokens=int(millions * 10**6)) for millions in (0, 2, 4, 6, 7.2, 8)]
+    scales = [recipe.lr_scale(progress) for progress in at]
+    assert np.allclose(scales[:4], [1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5]) and scales[-1] == 0
+    assert [recipe.averages(progress) for progress in at] == [False] * 4 + [True] * 2
+    assert [recipe.gives_up(progress) for progress in at] == [False] * 5 + [True]
+    assert recipe.lr_scale(Progress(step=24)) == 0.5
+
+
+# --- The swap curriculum --------------------------------------------------------------------------
+
+def rung(number, **changes):
+    """The task, a recipe, and the progress of a run that is on this rung."""
+    recipe = baselines.SwapCurriculum(batch=3, **changes)
+    return baselines.MixedTask(Group("S5")), recipe, Progress(stage=number)
+
+
+@pytest.mark.parametrize("number", range(len(baselines.RUNGS)))
+def test_a_trace_of_swaps_and_full_commands_shows_what_the_interpreter_prints(number):
+    """A rung has as many full commands as it says; all others name two variables."""
+    task, recipe, progress = rung(number, earlier=0)
+    batch, counts = recipe.draw(task, progress, generator(number, "train", 0))
+    length, spacing, full = baselines.RUNGS[number]
+    assert counts
+    for inputs, targets, reveals in zip(*batch):
+        text = task.decode([inputs[0], *targets])
+        lines = typed_lines(text)
+        assert text == session(lines)
+
+        widths = [line.split(" = ")[0].count(",") + 1 for line in lines[5:] if "print" not in line]
+        assert len(widths) == length
+        assert widths.count(5) == full and widths.count(2) == length - full
+        assert reveals.sum() == length // spacing == len(lines) - 5 - length
+        assert [task.vocab[token] for token in inputs[reveals]] == [" "] * (length // spacing)
+
+
+def test_a_full_command_that_swaps_two_variables_keeps_its_long_form():
+    task, *_ = rung(0)
+    swap = [2, 1, 0, 3, 4]
+    text = task.trace([swap, baselines.Swap(swap)], [0])
+    assert typed_lines(text)[5:7] == ["a, b, c, d, e = c, b, a, d, e", "a, c = c, a"]
+
+
+def test_tests_have_full_commands_only():
+    task, *_ = rung(0)
+    batch = task.test_batch(2, 4, 2, generator(0, "test"))
+    assert batch.inputs.shape[1] == 5 * 5 + 4 * 13 + 11 * 2 - 1
+
+
+def test_one_batch_in_five_shows_an_earlier_rung_each_equally_often_and_none_a_later_one():
+    task, recipe, progress = rung(3)
+    widths = [recipe.draw(task, progress, generator(0, "train", step))[0].inputs.shape[1]
+              for step in range(900)]
+    tokens = [5 * 5 + 7 * L + 11 * L // S - 1 for L, S, _ in baselines.RUNGS[:4]]
+    counts = [widths.count(width) for width in tokens]
+    assert sum(counts) == 900
+    for found, expected in zip(counts, [60] * 3 + [720]):
+        assert abs(found - expected) < 4 * expected**0.5
+
+    task, recipe, progress = rung(0)
+    for step in range(30):
+        batch, _ = recipe.draw(task, progress, generator(0, "train", step))
+        assert batch.inputs.shape[1] == tokens[0]
+
+
+def test_three_full_commands_in_ten_are_products_of_a_few_swaps():
+    """A swap is one in twelve of the uniform commands and about one in three of the others."""
+    task, _, progress = rung(9)
+    for easy, expected in [(0, 1 / 12), (0.3, 0.7 / 12 + 0.3 / 3), (1, 1 / 3)]:
+        recipe = baselines.SwapCurriculum(earlier=0, easy=easy, batch=60)
+        batch, _ = recipe.draw(task, progress, generator(0, "train", 0))
+        assert abs(swap_fraction(task, batch.inputs) - expected) < 0.035
+    assert baselines.SwapCurriculum().easy == 0.3
+
+
+@dataclass
+class Scripted(baselines.SwapCurriculum):
+    """The swap curriculum with given accuracies instead of those of the model."""
+
+    accuracies: tuple = ()
+
+    def draw(self, task, progress, rng):
+        return task.test_batch(1, 2, 1, rng), True
+
+    def loss(self, model, batch):
+        accuracy, *self.accuracies = self.accuracies
+        zero = 0 * model(batch.inputs).sum()
+        return zero, {"loss": 0.0, "reveal_loss": 0.0, "reveal_accuracy": accuracy}
+
+    def gives_up(self, progress):
+        return not self.accuracies
+
+
+def test_a_rung_is_passed_by_four_batches_in_a_row_with_95_percent():
+    """The fourth of a series counts, not the fourth in all; a new rung starts a new series."""
+    task = baselines.MixedTask(Group("S5"))
+    good = [0.95, 1.0, 0.96, 0.95]
+    for accuracies, passed in [(good[:3], 0), (good, 1), (good[:3] + [0.94] + good[:3], 0),
+                               (good + good[:3], 1), (good + good, 2), ([0.949] * 9, 0)]:
+        recipe = Scripted(accuracies=(*accuracies, 0.0))
+        _, log = train(LinRNN(len(task.vocab), 8, 2), task, recipe)
+        assert len(log[-1]["left"]) == passed
+
+
+def test_a_run_stops_when_one_rung_or_all_of_them_have_taken_too_many_tokens():
+    million = 10**6
+    last = len(baselines.RUNGS) - 1
+    gives_up = baselines.SwapCurriculum().gives_up
+    for stage, left, tokens, expected in [
+            (0, [], 44 * million, False), (0, [], 45 * million, True),
+            (2, [1, 30 * million], 74 * million, False), (2, [1, 30 * million], 75 * million, True),
+            (last, [90 * million], 140 * million, False), (last, [1], 160 * million, True)]:
+        assert gives_up(Progress(stage=stage, left=left, tokens=tokens)) == expected
+
+
+def test_learning_rates_fall_after_the_short_rungs_and_decay_to_zero_on_the_last():
+    _, _, recipe, *_ = baselines.plan_swaps({"model": "lstm", "seed": 0})
+    last = len(baselines.RUNGS) - 1
+    for stage, stage_step, expected in [(7, 400, 1), (8, 0, 0.4), (last, 0, 0.4),
+                                        (last, 150, 0.2), (last, 299, 0.4 / 300)]:
+        progress = Progress(step=1000, stage=stage, stage_step=stage_step)
+        assert abs(recipe.lr_scale(progress) - expected) < 1e-12
+    assert recipe.lr_scale(Progress(step=24)) == 0.5  # warm-up, once
+
+
+# --- The tables and the pictures ------------------------------------------------------------------
+
+def test_the_first_reveal_has_none_before_it_and_the_title_counts_the_seeds():
+    row = {"results": [{"length": 16, "spacing": 2, "by_position": [0.5, 0.25]},
+                       {"length": 32, "spacing": 4, "by_position": [0.126, 1.0]}]}
+    assert [baselines.first_reveal(row, S) for S in (2, 4)] == [50, 13]
+
+    correct = [baselines.first_reveal(row, 16)
+               for row in records("baselines", model="linrnn", millions=15)]
+    assert f"({correct.count(100)} of {len(correct)} seeds" in baselines.picture().get_suptitle()
+    others = [row for row in records("baselines", millions=15)
+              if row["model"] not in ("linrnn", "gated")]
+    limit = 20 + 4 * (0.2 * 0.8 / 768)**0.5 * 100
+    assert max(baselines.first_reveal(row, 16) for row in others) < limit
+
+
+def test_a_run_is_stuck_on_the_rung_that_it_has_not_left():
+    left = [1, 2, 3]
+    assert baselines.stuck_at({"left": left}) == "(8,2)+0"
+    assert baselines.stuck_at({"left": [1] * (len(baselines.RUNGS) - 1)}) is None
+    assert [baselines.left(rung)({"left": left}) for rung in (2, 3)] == [3e-6, None]

@@ -1,0 +1,154 @@
+"""A loop is misread after the round with a wrong answer, and what is left of a state is measured."""
+
+import numpy as np
+import pytest
+import torch
+from machine import SwapMachine
+
+from data import Group, ReplTask, generator
+from experiments import drift
+from experiments.drift import believed, errors, first_misread, loops_of, places_of, whole_states
+from experiments.inside import LinearImage, collect_states
+
+HEADS = [(0, 0)]  # of a SwapMachine
+
+
+class Forgetful(SwapMachine):
+    """Holds nothing from the end of command number `last` on."""
+
+    def __init__(self, group, last):
+        super().__init__(group)
+        self.last = last
+
+    def stream(self, tokens, state=None):
+        inner, lines = state or (None, -self.n)  # the first n lines set the values
+        logits, inner = super().stream(tokens, inner)
+        lines += (tokens[0] == self.task.ids["\n"]).sum().item()
+        if lines >= self.last:
+            inner[0] = torch.zeros_like(inner[0])
+        return logits, (inner, lines)
+
+
+class Trusting(SwapMachine):
+    """Writes each revealed value into the row of its variable, like a reader who believes it."""
+
+    def stream(self, tokens, state=None):
+        logits, (S, line, command) = super().stream(tokens, state)
+        text = [self.task.decode(row) for row in tokens.tolist()]
+        for trace, lines in enumerate(text):
+            last = lines.splitlines()[-1]
+            if len(last) == 3 and lines.endswith("\n"):  # `b 3`
+                S[trace, 0, self.task.names.index(last[0])] = torch.eye(self.n)[int(last[2]) - 1]
+        return logits, [S, line, command]
+
+
+def test_the_hand_built_head_misreads_no_command_within_a_thousand():
+    """Asked after each of 30 commands, and after every 50th of 1,000. A question that the model
+    remembered would be part of its next line."""
+    machine = SwapMachine("S3")
+    loops = loops_of(machine.task)["repeated"]
+    assert loops.tolist() == Group("S3").elements[:, None].tolist()
+    assert (first_misread(machine, machine.task, loops, 30) == 31).all()
+    assert (first_misread(machine, machine.task, loops.repeat(50, 1), 1000) == 1001).all()
+
+
+@pytest.mark.parametrize("last, kind, most, found", [
+    (1, "repeated", 64, 1), (7, "repeated", 64, 7), (7, "of 2", 64, 8), (7, "of 5", 64, 10),
+    (7, "inverse", 64, 8), (7, "repeated", 7, 7), (7, "repeated", 6, 7)])
+def test_a_model_that_forgets_is_misread_in_that_round(last, kind, most, found):
+    machine = Forgetful("S3", last)
+    first = first_misread(machine, machine.task, loops_of(machine.task)[kind], most)
+    assert (first == found).all()
+
+
+def test_one_misread_variable_is_enough_and_each_loop_has_its_number():
+    """A machine that errs in every command of S3 but the identity."""
+    class Wrong(SwapMachine):
+        def execute(self, commands, S):
+            moves = (commands != torch.arange(3)).any(-1)
+            return torch.where(moves[:, None, None, None], S, super().execute(commands, S))
+
+    machine = Wrong("S3")
+    loops = loops_of(machine.task)["repeated"]
+    assert first_misread(machine, machine.task, loops, 9).tolist() == [10, 1, 1, 1, 1, 1]
+
+
+def test_loops_are_commands_of_the_group_and_an_inverse_undoes():
+    for task in (ReplTask(Group("S5")), ReplTask(Group("S5"), "swap"), ReplTask(Group("Z7"))):
+        loops = loops_of(task)
+        for kind, length in zip(drift.LOOPS, (1, 2, 2, 5)):
+            assert loops[kind].shape[1:] == (length, task.group.degree)
+            assert (loops[kind] == loops_of(task)[kind]).all()
+        there, back = np.moveaxis(loops["inverse"], 1, 0)
+        assert (np.take_along_axis(there, back, 1) == np.arange(task.group.degree)).all()
+
+
+def test_reveals_are_where_their_name_says():
+    counts = {name: places_of(name).sum() for name in drift.PLACES}
+    assert counts == {"none": 0, "one in 16": 16, "one in 4": 64, "every command": 256,
+                      "64 at random": 64}
+    assert places_of("one in 16").nonzero()[0].tolist() == [*range(15, 256, 16)]
+
+
+def test_a_state_is_whole_only_if_all_variables_are_read_correctly():
+    """The machine that forgets in its last command is right about none of 6 states, and before
+    that about all of them."""
+    nowhere = np.zeros(8, bool)
+    for last, share in [(9 + 1, 1.0), (8, 0.0)]:
+        machine = Forgetful("S3", last)
+        assert whole_states(machine, machine.task, nowhere, 8, 6) == share
+    machine = SwapMachine("S3")
+    assert whole_states(machine, machine.task, ~nowhere, 8, 6) == 1
+
+
+def test_a_false_reveal_is_believed_by_a_model_that_writes_it_and_by_no_other():
+    for kind, share in [(SwapMachine, 0.0), (Trusting, 1.0)]:
+        machine = kind("S4")
+        assert believed(machine, machine.task, 3, 5) == share
+
+
+def test_the_norm_that_is_left_and_the_error_are_told_apart():
+    """A head that loses a tenth of its norm with each command has alpha = 0.9^t and E = 0. One that
+    leaves a tenth of the values behind has an E, by hand."""
+    class Shrinking(SwapMachine):
+        def execute(self, commands, S):
+            return 0.9 * super().execute(commands, S)
+
+    class Leaving(SwapMachine):
+        def execute(self, commands, S):
+            return 0.9 * super().execute(commands, S) + 0.1 * S
+
+    exact = SwapMachine("S4")
+    states, perms = collect_states(exact, exact.task, HEADS, 64, 4, generator(0, "valid"))
+    image = LinearImage(HEADS, states, perms)
+    commands = Group("S4").draw((5, 8), generator(0, "test"))
+    for reveals in (False, True):
+        alpha, E = errors(Shrinking("S4"), exact.task, image, commands, reveals)
+        assert alpha.shape == E.shape == (5, 8) and E.max() < 1e-10
+        assert np.abs(alpha - 0.9 ** np.arange(1, 9)).max() < 1e-10
+
+    swap = np.array([[[1, 0, 2, 3]]])
+    alpha, E = errors(Leaving("S4"), exact.task, image, swap)
+    P = np.eye(4)[[1, 0, 2, 3]] - 0.25
+    seen = 0.9 * P + 0.1 * (np.eye(4) - 0.25)
+    expected = (seen * P).sum() / (P * P).sum()
+    assert alpha.item() == pytest.approx(expected)
+    assert E.item() == pytest.approx(np.abs(seen / expected - P).max())
+
+
+def test_errors_of_repeated_commands_grow_faster_than_those_of_random_ones():
+    machine = SwapMachine("S4", 0.01)
+    random, repeated, _ = [drift.slope(row["error"], 40)
+                           for row in drift.law(machine, machine.task, HEADS, 40)]
+    assert random < 0.7 < repeated
+    assert abs(drift.slope(3 * np.arange(1, 65) ** 0.5) - 0.5) < 1e-10
+
+
+def test_your_own_run_is_measured(small_run, capsys, monkeypatch):
+    """An untrained model misreads nearly all of the six commands of S3."""
+    monkeypatch.setattr(drift, "PLACES", {"none": 0})
+    monkeypatch.setattr(drift, "loops_of", lambda task: dict([*loops_of(task).items()][:2]))
+    drift.main([str(small_run)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {line[0]: line[1:] for line in lines if line and line[0] in ("repeated", "inverse")}
+    assert rows["repeated"][0] == rows["inverse"][0] == "6" and int(rows["repeated"][-1]) > 3
