@@ -515,6 +515,11 @@ def show_loop_and_chunks(T=1000, K=16):
           f"the outputs differ by at most {(loop - chunks).abs().max():.0e}")
 
 
-if __name__ == "__main__":
+def main(argv=None):
     show_swap_machine()
     show_loop_and_chunks()
+
+
+if __name__ == "__main__":
+    from data import run_cli  # imported here: the rest of this file needs nothing but torch
+    run_cli(main)

@@ -1,6 +1,26 @@
 """Which model learns to track, and at what cost?
 
-DOCSTRING
+All models share one frame and one test: the first reveal of a trace, which no earlier reveal can
+help. They are compared twice: on the same 15 million tokens, and by a curriculum that starts with
+swaps and lets full commands in one by one.
+
+Finding. From the same tokens of S5, DeltaNet with beta <= 2 is correct at the first reveal after 16
+commands in all traces, on all seeds, with a decay gate or without. With beta <= 1 it gets 75-78%
+after 8 commands and guesses after 16; an LSTM and a Transformer of two layers guess after 4. That
+is a cost and not a limit: led by swaps, the LSTM gets 91% after 16 commands, from 104 million
+tokens. DeltaNet with beta <= 2 has passed all rungs after 1.4-4.4 million. So within the delta rule
+a reflection makes S5 learnable soon, and in parallel; other models can learn it as well.
+
+The batch, the clipping, the convolution and the easy commands were found for DeltaNet. Each model
+has the best learning rates of a grid (lab book).
+
+    python -m experiments.baselines          the tables, from the records
+    python -m experiments.baselines --run    first makes what is missing; 1 to 35 minutes a run
+
+Sources: Siems et al. 2026 (arXiv 2602.14814), figure 4. Yang et al. 2024 (arXiv 2412.06464): the
+gated delta rule.
+
+Next: inside.py.
 """
 
 import math
@@ -224,8 +244,8 @@ class SwapCurriculum(Recipe):
 
 
 SWAP_CELLS = [
-    *grid(model=["linrnn", "lstm"], seed=range(230, 233)),
-    *grid(model=["linrnn-beta1", "transformer", "transformer-4"], seed=[230])]
+    *grid(model=["linrnn"], seed=range(230, 233)),
+    *grid(model=["lstm"], seed=[230])]
 
 
 def plan_swaps(cell):

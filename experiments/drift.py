@@ -5,10 +5,14 @@
     >>> print('b', b)                        does this help the model, or hurt it?
     b 3
 
-All variables are asked for, each question branching off the same state, so no answer informs
-another.
-
-FINDING
+Finding. A state is lost in two ways: every command shortens what is held, and every command adds an
+error. Errors of random commands add up as the root of their number, those of a repeated command in
+proportion, and a command in turn with its inverse is worst. Reveals are the third cause. A model
+that never has to learn a value from a reveal tends to ignore it: four of five believe no false one,
+each reveal shortens the state, and with one after every command no state is whole after 256.
+So a quarter of the training batches join a session late, with dense reveals. Then 17 of 20 seeds
+get at least 99.5% of the reveals right at (256,1), and 15 have every state whole. The price: without
+any reveal, six seeds keep less than a quarter of the states for 256 commands.
 
     python -m experiments.drift          the tables, from the records
     python -m experiments.drift --run    first make what has no record; two minutes a run
@@ -267,11 +271,11 @@ def after(commands, kind, name):
 
 
 def show():
-    rows = records("drift")
+    rows = sorted(records("drift"), key=lambda row: [*RECIPES].index(row["recipe"]))
     table("Reveals correct in % (chance is 20), min-max of the seeds", rows, ["recipe"],
           {"steps": lambda row: row["steps"], **by_test(TESTS)})
     table("The same for the default recipe, seed by seed, sorted", where(rows, recipe="default"),
-          ["recipe"], by_test([(256, 32), (512, 64)]), 1, in_order)
+          ["recipe"], by_test([(256, 1), (256, 32)]), 1, in_order)
 
     table("Loops, of 120 misread within 32 and within 64 commands", rows, ["recipe"],
           {f"{loop}, {within}": misread(loop, within)

@@ -56,7 +56,7 @@ TABLE = {
          "finite_differences"),  # (12)
         ("torch.promote_types(x.dtype, torch.float32)", "x.dtype", "half_precision"),
         ("[out, state, inverse.mT, *others]", "[out, state, inverse, *others]", "torchs_rules"),
-        ("q, k, b, g_out, G = [x.contiguous() for x in (q, k, b, g_out, G)]\n", "",
+        ("    q, k, b, g_out, G = [x.contiguous() for x in (q, k, b, g_out, G)]\n", "",
          "torchs_rules")],
     "models.py": [
         ("unit(q), unit(k)", "q, unit(k)", "delta_block"),
@@ -118,7 +118,7 @@ TABLE = {
         ("(1 - p) * H + p * H[g]", "p * H + (1 - p) * H[g]", "coin_is_a_delta_step"),
         ("        H = H / H.sum(-2, keepdim=True)\n", "", "sinkhorn")],
     "experiments/drift.py": [
-        ("perms = compose(perms, once)", "perms = compose(once, perms)", "loops_are_commands"),
+        ("first[wrong & (first > most)]", "first[wrong]", "misread"),
         ("!= perms).any(1)", "!= perms).all(1)", "one_misread_variable")],
     "experiments/snap.py": [
         ("torch.where(rows, self.image.project(held), held)", "self.image.project(held)",

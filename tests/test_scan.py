@@ -186,10 +186,11 @@ def other_layout(x, rng):
     return [x, permuted, sliced, x[:1].expand_as(x)][rng.integers(4)]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [5, 6, 8, 14])
 def test_the_operators_for_torch_compile_keep_torchs_rules_in_any_layout(seed):
     """opcheck: nothing is changed in place, no result shares memory with another, and the fakes
-    have the true shapes and strides, also for an input like S.mT."""
+    have the true shapes and strides, also for an input like S.mT. (With these seeds, the strides
+    would be others if the operators did not copy.)"""
     rng = np.random.default_rng(seed)
     lead, N, C = [(), (1,), (2, 3)][seed % 3], int(rng.integers(1, 4)), int(rng.integers(1, 6))
     shapes = [(N, C, 3), (N, C, 3), (N, C, 3), (N, C, 2), (3, 2)]
