@@ -68,13 +68,14 @@ def repeat_commands(commands, rng):
 
 # --- 2. The trace ---------------------------------------------------------------------------------
 #
-# A task is any class with these members; the command lines also need the last one:
+# A task is any class with the first four members; the command lines also need `check`:
 #
 #     vocab                                          its tokens, a list of str
 #     chance                                         accuracy of a guess that ignores the state
 #     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
 #     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
 #     check(length, spacing)                         raises UserError if no trace has this shape
+#     joined_late(batch)                             for train.Recipe(dense_fraction=...) only
 
 
 class Batch(NamedTuple):

@@ -136,7 +136,7 @@ TABLE = {
     "experiments/scale.py": [
         ("batch = batch * 64 // max(64, length)", "pass", "above_twelve_variables")],
     "experiments/copies.py": [
-        ("torch.where(b_r < 0, -r, r)", "r", "block_starts")],
+        ("torch.where(literal, b_right, k_right)", "k_right", "machine_with_a_separate_read_key")],
     "experiments/supervision.py": [
         ("tokens.view(-1, self.answer_width).all(-1)", "tokens.view(-1, self.answer_width).any(-1)",
          "all_its_tokens")],
