@@ -33,8 +33,8 @@ import torch.nn.functional as F
 import eval as evaluation
 from data import draw_commands, generator, run_cli
 from eval import evaluate
-from experiments import (Plan, Study, ask_all, by_test, chapter, grid, in_order, load, read,
-                         records, table, trained, where)
+from experiments import (Plan, Study, ask_all, by_test, chapter, grid, in_order, load, percent,
+                         read, records, table, trained, where)
 from experiments.groups import alphabet, compose, run_commands
 from experiments.inside import fit_image, read_heads, tracking_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw, ticks_at
@@ -274,8 +274,9 @@ def show():
     rows = sorted(records("drift"), key=lambda row: [*RECIPES].index(row["recipe"]))
     table("Reveals correct in % (chance is 20), min-max of the seeds", rows, ["recipe"],
           {"steps": lambda row: row["steps"], **by_test(TESTS)})
-    table("The same for the default recipe, seed by seed, sorted", where(rows, recipe="default"),
-          ["recipe"], by_test([(256, 1), (256, 32)]), 1, in_order)
+    for length, spacing in [(256, 1), (256, 32)]:
+        accuracies = map(percent(length, spacing), where(rows, recipe="default"))
+        print(f"\nDefault, ({length},{spacing}), seeds sorted:\n{in_order(accuracies)}")
 
     table("Loops, of 120 misread within 32 and within 64 commands", rows, ["recipe"],
           {f"{loop}, {within}": misread(loop, within)
