@@ -359,7 +359,10 @@ class Parser(argparse.ArgumentParser):
 def stages(text):
     """A type for argparse: '8:1,16:2' -> ((8, 1), (16, 2)), pairs of length and spacing."""
     pairs = [stage.split(":") for stage in text.split(",")]
-    return tuple((int(length), int(spacing)) for length, spacing in pairs)
+    pairs = tuple((int(length), int(spacing)) for length, spacing in pairs)
+    if min(map(min, pairs)) < 0:  # no stream of random numbers has a negative key
+        raise ValueError
+    return pairs
 
 
 def run_cli(command):

@@ -1,4 +1,4 @@
-"""A loop is misread after the round with a wrong answer, and what is left of a state is measured."""
+"""A loop is misread after the round with a wrong answer; what is left of a state is measured."""
 
 import numpy as np
 import pytest
