@@ -5,7 +5,7 @@ is passed once the model gets `pass_accuracy` of the reveals right in `pass_pati
 row; the last stage takes `final_steps` steps. Training stops early if the stages before the last
 one take more than `max_curriculum_steps` in all.
 
-Two kinds of batches make the model more precise (both on by default):
+Two kinds of batches make the model more precise (on by default on the command line):
     repeated commands   Over random commands the errors partly cancel; over one repeated command
                         they accumulate until the loss can see them (data.py, section 1).
     dense reveals       Some batches have more reveals than their stage and no lines that set the
@@ -21,8 +21,8 @@ The loss is the mean cross-entropy of every next token plus `reveal_weight` time
 revealed values, since most other tokens of a random trace are unpredictable noise.
 
 A run is a folder with model.pt, from which it can be resumed, and results.json, the closing table.
-On one machine a resumed run repeats the uninterrupted one bit for bit. From Python, two calls do
-the same:
+On one machine a resumed run repeats the uninterrupted one bit for bit. From Python, two calls
+are enough (repeats and dense reveals are then off unless you ask for them):
 
     model = LinRNN(len(task.vocab))
     model, log = train(model, task, Recipe(seed=0))
