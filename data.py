@@ -4,24 +4,22 @@
     >>> b = 2
     >>> c = 3
     >>> a, b, c = c, a, b             command   g = (2, 0, 1): new[i] = old[g[i]]  (3, 1, 2)
-    >>> a, b = b, a                   command   g = (1, 0, 2)                      (1, 3, 2)
+    >>> a, b, c = b, a, c             command   g = (1, 0, 2)                      (1, 3, 2)
     >>> print('b', b)                 reveal    one variable, chosen uniformly
     b 3                                         only this 3 depends on the hidden state
 
-The whole text is a trace. Trace, command and reveal are the paper's words, and ours everywhere.
+The whole text is a trace. All its commands are `full`, as here, and name every variable; or all
+are `swap`, and name only the two that change: `a, b = b, a`.
 
 Conventions for permutations, the same in every file (those for matrices are in scan.py)
-    Permutations are arrays of 0-based positions. A command with right-hand side g sets
-    new[i] = old[g[i]]. "First g, then h" turns the state s into s[g[h[i]]], which numpy writes
-    g[h]. Time and composition run from left to right.
+    A permutation is an array of 0-based positions. "First g, then h" turns the state s into
+    s[g[h[i]]], which numpy writes g[h]. Time and composition run from left to right.
 
 Symbols
     n  degree: number of variables     L  length: number of commands in a trace     T  its tokens
     B  batch: number of traces         S  spacing: commands per reveal (it divides L)
 
-Source: Siems et al. 2026 (arXiv 2602.14814), section 3.
-
-Run it first: python data.py
+Source: Siems et al. 2026 (arXiv 2602.14814), section 3. Run it first: python data.py
 Next: scan.py, a linear recurrence that can execute such a trace.
 """
 
@@ -39,11 +37,11 @@ import numpy as np
 
 # --- 1. Commands ---------------------------------------------------------------------------------
 
-COMMANDS = ["full", "swap"]  # a whole permutation per command, or a swap of two variables
+COMMANDS = ["full", "swap"]
 
 
 def draw_commands(group, commands, shape, rng):
-    """Uniformly random commands, of the kind `full` or `swap`: [*shape, n]."""
+    """Uniformly random commands of one kind: [*shape, n]."""
     if commands == "full":
         return group.draw(shape, rng)
     return rng.choice(group.transpositions, size=shape)
@@ -57,32 +55,31 @@ SHORTEST_WITH_REPEATS = 8  # commands in a trace
 
 def repeat_commands(commands, rng):
     """Replace each command by the one before it with probability REPEAT: [B, L, n] -> [B, L, n]."""
-    batch, length, _ = commands.shape
-    repeats = rng.random((batch, length)) < REPEAT
+    repeats = rng.random(commands.shape[:2]) < REPEAT
 
     # The command to show: the latest one that is not a repeat.
-    shown = np.where(repeats, 0, np.arange(length))
+    shown = np.where(repeats, 0, np.arange(commands.shape[1]))
     shown = np.maximum.accumulate(shown, 1)
     return np.take_along_axis(commands, shown[..., None], 1)
 
 
 # --- 2. The trace ---------------------------------------------------------------------------------
 #
-# A task is any class with the first four members; the command lines also need `check`:
+# A task is any class with these members:
 #
 #     vocab                                          its tokens, a list of str
 #     chance                                         accuracy of a guess that ignores the state
 #     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
 #     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
-#     check(length, spacing)                         raises UserError if no trace has this shape
-#     joined_late(batch)                             for train.Recipe(dense_fraction=...) only
+#
+# ReplTask has two more: the command lines call check(), and dense batches (train.py) joined_late().
 
 
 class Batch(NamedTuple):
-    """Traces as a task hands them to the training loop."""
-    inputs: np.ndarray  # int64 [B, T]
-    targets: np.ndarray  # int64 [B, T], the inputs one token later
-    reveals: np.ndarray  # bool [B, T], the targets that count for the accuracy
+    """B traces of T tokens: what a model reads, and what it should predict next."""
+    inputs: np.ndarray  # int64 [B, T - 1], all tokens but the last
+    targets: np.ndarray  # int64 [B, T - 1], all tokens but the first
+    reveals: np.ndarray  # bool [B, T - 1], the targets that count for the accuracy
 
 
 class Lexer:
@@ -91,7 +88,6 @@ class Lexer:
     def __init__(self, vocab):
         self.vocab = vocab
         self.ids = {token: i for i, token in enumerate(vocab)}
-
         # Match the longest token first, or `print('` would be lexed as the variable `p`.
         longest_first = sorted(vocab, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)))
@@ -110,13 +106,12 @@ class Lexer:
 
 
 class ReplTask(Lexer):
-    """Next-token prediction on Python REPL traces; accuracy counts the revealed values only.
+    """Next-token prediction on Python REPL traces.
 
     A comma belongs to the name after it, so a trace has T = 5n + L (2n + 3) + 11 L/S tokens (a
     `swap` command has 7, not 2n + 3).
 
     repeat_fraction: the fraction of training traces with repeated commands.
-    Raises: UserError for swap commands in a group that swaps do not generate.
     """
 
     def __init__(self, group, commands="full", repeat_fraction=0.0):
@@ -131,7 +126,7 @@ class ReplTask(Lexer):
         if not 0 <= repeat_fraction <= 1:
             raise UserError(f"repeat_fraction must be between 0 and 1; got {repeat_fraction}")
 
-        # The vocabulary: marks, names that begin a list, names inside one, values.
+        # The vocabulary: marks, names that begin a list, names within one, values.
         self.names = string.ascii_lowercase[:group.degree]
         self.values = [str(i + 1) for i in range(group.degree)]
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
@@ -170,20 +165,16 @@ class ReplTask(Lexer):
         x = self.names[variable]
         return f">>> print('{x}', {x})\n{x} {self.values[value]}\n"
 
-    # A batch holds traces with equally many tokens.
-
     def training_batch(self, batch, length, spacing, rng):
-        """Like test_batch, but with repeated commands in some of the traces."""
-        # In shorter traces a repeat is rare, and they teach what a single command is.
+        """A test_batch in which some traces repeat commands. (Short ones teach single commands.)"""
         repeated = round(self.repeat_fraction * batch) if length >= SHORTEST_WITH_REPEATS else 0
-        return self.draw_batch(batch, length, spacing, rng, repeated)
+        return self.test_batch(batch, length, spacing, rng, repeated)
 
-    def test_batch(self, batch, length, spacing, rng):
-        """Uniformly random commands, and after every `spacing` of them a uniform reveal."""
-        return self.draw_batch(batch, length, spacing, rng)
+    def test_batch(self, batch, length, spacing, rng, repeated=0):
+        """Uniformly random commands, and after every `spacing` of them a uniform reveal.
 
-    def draw_batch(self, batch, length, spacing, rng, repeated=0):
-        """A Batch whose first `repeated` traces have repeated commands."""
+        repeated: so many of the traces, the first ones, repeat commands.
+        """
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         commands[:repeated] = repeat_commands(commands[:repeated], rng)
@@ -199,10 +190,7 @@ class ReplTask(Lexer):
         return Batch(inputs, targets, inputs == self.ids[" "])
 
     def joined_late(self, batch):
-        """The same traces from the first command on, as if the reader had joined the session late.
-
-        The values can then be learned from reveals only.
-        """
+        """The same traces from the first command on, so only reveals tell the values."""
         first = 5 * self.group.degree  # tokens of start_lines()
         return Batch(*(part[:, first:] for part in batch))
 
@@ -219,12 +207,11 @@ class ReplTask(Lexer):
 class Group:
     """A finite group of permutations of n points; n is its degree.
 
-    Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral (order 2n). Or any name
-    together with the list of all elements [order, n].
+    Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral. Or any name together with
+    the list of all elements [order, n].
 
     Attributes: degree; order, the number of elements; chance, the accuracy of a guess that knows
         the variable but not the state.
-    Raises: UserError for an unknown name, more than 26 points, or elements that are not a group.
     """
 
     def __init__(self, name, elements=None):
@@ -235,7 +222,6 @@ class Group:
             self.letter = None
             self.elements = check_elements(name, np.array(elements))
             self.order, self.degree = self.elements.shape
-
         if self.degree > 26:
             raise UserError(f"variables are the letters a to z, but {name} needs {self.degree}")
         # A transitive group moves each point to each other one equally often.
@@ -252,7 +238,7 @@ class Group:
         if self.letter == "D":  # all symmetries of a regular polygon
             return np.unique(np.concatenate([rotations, reflections]), axis=0)
 
-        perms = np.array(list(itertools.permutations(points)))
+        perms = np.array([*itertools.permutations(points)])
         return perms if self.letter == "S" else perms[~is_odd(perms)]
 
     def draw(self, shape, rng):
@@ -260,13 +246,10 @@ class Group:
         if self.letter not in ("S", "A"):
             return rng.choice(self.elements, size=shape)
 
-        # S26 has 4e26 elements, too many to list. The sorting order of random numbers is a
+        # S26 has 4e26 elements, more than one can list. The sorting order of random numbers is a
         # uniformly random permutation.
         perms = rng.random((*shape, self.degree)).argsort(-1)
-
-        # Swapping the last two entries maps odd permutations one-to-one onto even ones, so the
-        # result is still uniform.
-        if self.letter == "A":
+        if self.letter == "A":  # swapping two entries maps odd ones one-to-one onto even ones
             odd = is_odd(perms)
             perms[odd, -2:] = perms[odd][:, [-1, -2]]
         return perms
@@ -274,25 +257,18 @@ class Group:
     @cached_property
     def transpositions(self):
         """The swaps of two points, i < j: [n (n - 1) / 2, n]."""
-        swaps = []
-        for i, j in itertools.combinations(range(self.degree), 2):
-            swap = np.arange(self.degree)
-            swap[[i, j]] = j, i
-            swaps.append(swap)
-        return np.array(swaps)
+        points = range(self.degree)
+        return np.array([[{i: j, j: i}.get(point, point) for point in points]
+                         for i, j in itertools.combinations(points, 2)])
 
 
 def read_name(name):
     """S5 -> its letter, degree and order: (S, 5, 120).  Raises: UserError."""
-    match = re.fullmatch(r"([SAZD])([1-9]\d*)", name)
-    if not match:
-        raise UserError(f"unknown group {name!r}: expected S<n>, A<n>, Z<n> or D<n>, e.g. S5")
-
-    letter = match[1]
-    n = int(match[2])
-    if n < (3 if letter in "AD" else 2):
-        raise UserError(f"group {name} is too small: S and Z start at 2, A and D at 3")
-
+    if not re.fullmatch(r"[SZ]([2-9]|[1-9]\d+)|[AD]([3-9]|[1-9]\d+)", name):
+        raise UserError(f"unknown group {name!r}: expected S<n>, Z<n> (n from 2), A<n> or D<n> "
+                        "(n from 3), e.g. S5")
+    letter = name[0]
+    n = int(name[1:])
     orders = {"S": factorial(n), "A": factorial(n) // 2, "Z": n, "D": 2 * n}
     return letter, n, orders[letter]
 
@@ -305,7 +281,7 @@ def check_elements(name, elements):
 
     # A finite set of permutations that is closed also has the identity and all inverses.
     n = elements.shape[1]
-    products = elements[:, elements].reshape(-1, n)  # first one, then the other: g[h]
+    products = elements[:, elements].reshape(-1, n)  # of any two: g[h]
     if len(np.unique(products, axis=0)) > len(elements):
         raise UserError(f"group {name} is not closed: a product of two elements is missing")
 
@@ -317,8 +293,7 @@ def check_elements(name, elements):
 
 def is_odd(perms):
     """Whether each permutation is odd, i.e. its matrix has determinant -1: [..., n] -> [...]."""
-    matrices = np.eye(perms.shape[-1])[perms]
-    return np.linalg.det(matrices) < 0
+    return np.linalg.det(np.eye(perms.shape[-1])[perms]) < 0
 
 
 # --- 4. Random streams ----------------------------------------------------------------------------
@@ -330,17 +305,16 @@ def generator(seed, purpose, *key):
     """An independent random generator for each (seed, purpose, key).
 
     So the batch of a step can be drawn without drawing those before it, and training and test
-    traces come from different streams. The streams are independent, but short traces repeat: there
-    are few traces of two commands, and training sees most of them.
-
-    Source: numpy's SeedSequence, whose spawn keys give independent streams.
+    traces come from different streams. (Short test traces still occur in training: there are few
+    traces of two commands.)
     """
-    # The purpose comes first, so no key of one purpose equals a key of another.
+    # numpy's streams are independent for different spawn keys. The purpose comes first, so no key
+    # of one purpose equals a key of another.
     key = (PURPOSES[purpose], *key)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
-# --- 5. What the command lines share --------------------------------------------------------------
+# --- 5. For all command lines ---------------------------------------------------------------------
 
 class UserError(ValueError):
     """Bad input. The command lines print its message in one line, without a traceback."""
@@ -389,10 +363,9 @@ def main(argv=None):
     add("--spacing", type=int, default=2, help="commands per reveal (default 2)")
     args = parser.parse_args(argv)
 
-    # The inputs lack the last token of a trace, and the targets the first.
     task = ReplTask(Group(args.group), args.commands)
     inputs, targets, _ = task.test_batch(1, args.length, args.spacing, generator(0, "valid"))
-    tokens = [inputs[0, 0], *targets[0]]
+    tokens = [inputs[0, 0], *targets[0]]  # the whole trace
     print(f"{task.group.order:,} states, chance {task.chance:.3f}; {len(tokens)} tokens\n")
 
     # Python itself executes the trace, so the states shown are Python's, not ours.

@@ -38,7 +38,6 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     """One row of the table.
 
     model: any module, tokens [B, T] -> logits [B, T, vocabulary]. task: see data.py, section 2.
-    Raises: UserError if the traces have unequal numbers of reveals.
     """
     # The traces depend on these numbers only, so every model reads the same ones.
     rng = generator(seed, "test", length, spacing)
@@ -46,10 +45,8 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     if len({*reveals.sum(1).tolist()}) > 1:  # the reshape below would mix traces
         raise UserError("all traces of a test must have the same number of reveals")
 
-    # A prediction ranges over the whole vocabulary, not only over the values.
     predictions = predict(model, inputs, f"({length},{spacing})")
     correct = (predictions == targets)[reveals].reshape(traces, -1)
-
     row = {"length": length, "spacing": spacing, "chance": task.chance} | score(correct)
     not_finite = (predictions == NOT_FINITE).any(0).nonzero()[0]
     if len(not_finite):
@@ -59,16 +56,14 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
 
 @torch.no_grad()
 def predict(model, inputs, description=None):
-    """The most likely next token at each position: inputs [B, T] -> [B, T].
+    """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T].
 
     NOT_FINITE where the logits are not finite. description: of the progress bar.
     """
     tokens = torch.from_numpy(inputs).to(device_of(model))
+    pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
     model.eval()
     predictions = []
-
-    traces_at_once = max(1, TOKENS_AT_ONCE // tokens.shape[1])
-    pieces = tokens.split(traces_at_once)
     for piece in tqdm(pieces, desc=description, leave=False, disable=None):
         logits = model(piece)
         # argmax treats NaN as the maximum, so mask it.
@@ -140,19 +135,13 @@ def read_checkpoint(folder):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)  # executes no code
         checkpoint["config"], checkpoint["model"]
-        return checkpoint
     except Exception as error:  # of any type: the file may hold anything
-        raise UserError(f"{path} is not a readable run: {type(error).__name__}: {error}"[:200]
-                        ) from None
+        raise UserError(f"{path} is not a readable run: {error}"[:200]) from None
+    return checkpoint
 
 
 def make(config):
-    """The task of a config, and its model before training.
-
-    config: the fields of train.Config, names and numbers only, so a run folder from elsewhere
-        cannot execute code.
-    Raises: UserError for impossible sizes, and for a config that train.py does not write.
-    """
+    """The task of a config (the fields of train.Config), and its model before training."""
     if config.get("chapter"):
         raise UserError(f"this run belongs to experiments.{config['chapter']}; evaluate it with "
                         f"python -m experiments.{config['chapter']} eval")
@@ -196,9 +185,8 @@ def plot(rows, config, path):
     """Accuracy against the commands read before a reveal, one curve for each (length, spacing)."""
     from matplotlib.figure import Figure  # imported here: it takes a second
     axes = Figure(layout="constrained").subplots()
-
-    # The first reveal of a trace comes after `spacing` commands, not after none.
     for row in rows:
+        # The first reveal of a trace comes after `spacing` commands, not after none.
         commands_read = np.arange(1, len(row["by_position"]) + 1) * row["spacing"]
         axes.plot(commands_read, row["by_position"], ".-",
                   label=f"{row['length']} commands, a reveal after every {row['spacing']}")

@@ -5,25 +5,24 @@ is passed once the model gets `pass_accuracy` of the reveals right in `pass_pati
 row; the last stage takes `final_steps` steps. Training stops early if the stages before the last
 one take more than `max_curriculum_steps` in all.
 
-Two kinds of batches make the model more precise (on by default on the command line):
-    repeated commands   Over random commands the errors partly cancel; over one repeated command
-                        they accumulate until the loss can see them (data.py, section 1).
-    dense reveals       Some batches have more reveals than their stage and no lines that set the
-                        values, as if the reader had joined the session late. A model that must
-                        learn the values from reveals writes each one into its state; a model that
-                        never has to ignores them, and each reveal then adds an error to the state.
+Two kinds of batches make the model more precise. From the command line (Config) both are on; from
+Python (Recipe, ReplTask) you ask for them by `repeat_fraction` and `dense_fraction`.
+    repeated commands   Small errors then accumulate until the loss can see them (data.py).
+    dense reveals       The batch has more reveals than its stage and no lines that set the values,
+                        as if the reader had joined the session late. A model that must learn the
+                        values from reveals writes each one into its state; a model that never has
+                        to ignores them, and each reveal then adds an error to the state.
 
 The learning rates stay constant, so the parameters end up circling a solution. Their average over
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407), and is what train() returns
 unless the last parameters do clearly better on fresh traces.
 
-The loss is the mean cross-entropy of every next token plus `reveal_weight` times that of the
-revealed values, since most other tokens of a random trace are unpredictable noise.
-
 A run is a folder with model.pt, from which it can be resumed, and results.json, the closing table.
-On one machine a resumed run repeats the uninterrupted one bit for bit. From Python, two calls
-are enough (repeats and dense reveals are then off unless you ask for them):
+A run that was interrupted and resumed has the same bits as one that was not, on one machine.
 
+From Python, the initial parameters are yours: the seed of a Recipe draws the traces only.
+
+    torch.manual_seed(0)
     model = LinRNN(len(task.vocab))
     model, log = train(model, task, Recipe(seed=0))
 
@@ -57,7 +56,7 @@ SAVE_EVERY = 50  # steps
 
 # --- 1. What determines a run ---------------------------------------------------------------------
 #
-# Each field below is also an option of the command line: pass_accuracy is --pass-accuracy.
+# The fields of both classes are the options of the command line: pass_accuracy is --pass-accuracy.
 
 def option(default, help, **more):
     """A field and its help text. more: keywords for argparse."""
@@ -68,12 +67,10 @@ def option(default, help, **more):
 class Recipe:
     """How a model is trained. For another batch, loss or schedule, override a method in a subclass
     (with @dataclass above it if it has new fields or defaults).
-
-    Raises: UserError for an impossible number or stage.
     """
 
-    # What is shown. The paper starts at (8, 1). A stage of two commands before it tests single
-    # commands more often and shortens the plateau.
+    # What is shown. The paper starts at (8, 1). We start at (2, 1), where a reveal depends on one
+    # command or two, and the loss falls sooner.
     curriculum: tuple = option(((2, 1), (8, 1), (16, 2), (32, 4), (64, 8)),
                                "stages LENGTH:SPACING,... (default 2:1,8:1,16:2,32:4,64:8); any "
                               "others come without repeated commands and dense reveals")
@@ -102,16 +99,15 @@ class Recipe:
         self.curriculum = tuple((int(length), int(spacing)) for length, spacing in self.curriculum)
         for stage in self.curriculum:
             ReplTask.check(*stage)
+        if self.optimizer not in ("muon", "adamw"):
+            raise UserError(f"optimizer must be muon or adamw; got {self.optimizer!r}")
 
         for part in fields(self):
             value = getattr(self, part.name)
-            choices = part.metadata.get("choices", [value])
-            if value not in choices:
-                raise UserError(f"{part.name} must be one of {', '.join(choices)}; got {value!r}")
             if part.type not in (int, float) or value is None:
                 continue
             least = 1 if part.type is int and part.default != 0 else 0
-            most = 1 if part.name.endswith("fraction") else 2**64 - 1  # torch's largest seed
+            most = 1 if part.name.endswith(("accuracy", "fraction")) else 2**64 - 1  # largest seed
             # Comparisons with NaN are false, so NaN is refused as well.
             if not least <= value <= most or part.type(value) != value:
                 raise UserError(f"{part.name} must be between {least} and {most} "
@@ -128,11 +124,12 @@ class Recipe:
         return task.training_batch(self.batch, length, spacing, rng), True
 
     def loss(self, model, batch):
-        """The quantity to minimise, and the numbers for the log.
+        """What to minimise, and the numbers for the log. batch: a Batch of tensors.
 
-        batch: a data.Batch whose inputs, targets and reveals are tensors on the model's device.
+        The mean cross-entropy of all tokens, plus reveal_weight times that of the revealed values,
+        since most other tokens of a random trace are unpredictable noise. A task without reveals
+        needs another loss, whose reveal_accuracy is None, and stages that end by stage_steps.
         """
-        # Every token counts once, and the few tokens that depend on the state count again.
         logits = model(batch.inputs)  # [B, T, vocabulary]
         losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
         losses = losses.view(batch.targets.shape)
@@ -169,7 +166,7 @@ class Recipe:
 class Config(Recipe):
     """A run of the command line: a recipe, a task and a model, all as names and numbers.
 
-    None means a default that depends on other fields.
+    None means a default that depends on other fields. An option of a new model needs a field here.
     """
 
     model: str = option("linrnn", "linrnn is DeltaNet", choices=MODELS)
@@ -182,7 +179,6 @@ class Config(Recipe):
     dense_fraction: float = option(None, "fraction of batches with dense reveals "
                                    "(default 0.25, or 0 if --curriculum is given)")
 
-    # An option of a new model needs a field here.
     d_model: int = option(None, "model width (default 64; transformer 56, lstm 60)")
     layers: int = option(None, "number of layers (default 1; transformer 2)")
     heads: int = option(None, "heads of linrnn and transformer (default 4)")
@@ -190,7 +186,8 @@ class Config(Recipe):
     householders: int = option(None, "linrnn: Householder steps per token, R (default 1)")
     conv_width: int = option(None, "tokens that the local block sees (default n + 3)")
 
-    # A wider convolution adds up more terms, so above five variables they shrink.
+    # Above five variables lr shrinks as 1 / n, as it also moves the convolution, which adds up more
+    # terms the wider it is. matrix_lr shrinks as 1 / sqrt n, which was found by trial.
     matrix_lr: float = option(None, "peak learning rate of the matrices (default 0.01 for S5)")
     lr: float = option(None, "peak learning rate of all other parameters (default 0.002 for S5)")
 
@@ -201,8 +198,6 @@ class Config(Recipe):
 
     def __post_init__(self):
         super().__post_init__()
-        self.lengths = tuple(map(tuple, self.lengths))
-
         n = Group(self.group).degree
         shrink = min(1.0, 5 / n)
         default = self.curriculum == Config.curriculum
@@ -240,16 +235,13 @@ class Progress:
 # --- 2. The training loop -------------------------------------------------------------------------
 
 def train(model, task, recipe, folder=None, resume=False):
-    """Train a model on a task.
+    """Train a model on a task (data.py, section 2).
 
     model: a module, tokens [B, T] -> logits, on its device. Afterwards it holds the last
         parameters; the model that is returned may hold their average instead.
-    task: anything with vocab, chance, training_batch and test_batch (data.py, section 2).
     folder: where checkpoints go. resume: continue the run in that folder, if there is one.
 
     Returns: the model to evaluate, in eval mode, and the log, a list of dicts.
-    Raises: UserError for a folder that holds a run (without resume) or another run (with it), and
-        for a gradient that is not finite.
     """
     # Everything that changes during training. A checkpoint holds exactly these and the log.
     optimizers = make_optimizers(model, recipe)
@@ -258,20 +250,17 @@ def train(model, task, recipe, folder=None, resume=False):
     progress = Progress()
     log = []
     folder = folder and Path(folder).expanduser()
-    if folder and holds_run(folder):
+    if folder and (folder / "model.pt").exists():
         if not resume:
             raise UserError(f"{folder} already holds a run; choose another folder, or resume it "
                             f"(--resume {folder})")
         progress, log = restore(folder, recipe, model, average, optimizers)
 
-    # dynamic=True: one graph for all lengths. (On a CPU, torch still compiles the convolution once
-    # for each length.)
-    network = torch.compile(model, dynamic=True) if recipe.compile else model
+    network = torch.compile(model, dynamic=True) if recipe.compile else model  # for any length
     model.train()
     last_stage = len(recipe.curriculum) - 1
 
-    bar = tqdm(total=recipe.max_curriculum_steps + recipe.final_steps, initial=progress.step,
-               disable=None)
+    bar = tqdm(initial=progress.step, unit=" steps", disable=None)
     while not progress.finished:
         # Draw. The batch depends on the seed and the step only, so a resumed run draws the batches
         # that the interrupted run would have drawn.
@@ -281,8 +270,7 @@ def train(model, task, recipe, folder=None, resume=False):
         drawn, counts = recipe.draw(task, progress, generator(recipe.seed, "train", progress.step))
         batch = to_tensors(drawn, device_of(model))
 
-        # Differentiate. Gradients longer than 1 are clipped: one odd batch must not throw the
-        # parameters far away.
+        # Differentiate, and clip: one odd batch must not throw the parameters far away.
         objective, metrics = recipe.loss(network, batch)
         model.zero_grad()
         objective.backward()
@@ -302,7 +290,8 @@ def train(model, task, recipe, folder=None, resume=False):
             for mean, parameter in zip(average.parameters(), model.parameters()):
                 mean.data.lerp_(parameter.data, 1 / progress.averaged)
 
-        # Count. A batch below pass_accuracy breaks the series; one that does not count leaves it.
+        # Count. A batch below pass_accuracy breaks the series. One that does not count, or has no
+        # accuracy (see Recipe.loss), leaves it.
         progress.step += 1
         progress.stage_step += 1
         progress.tokens += batch.inputs.numel()
@@ -328,8 +317,6 @@ def train(model, task, recipe, folder=None, resume=False):
         progress.seconds += time.perf_counter() - start
 
         # Report. refresh=False: tqdm decides when to write to the terminal.
-        if progress.stage == last_stage:
-            bar.total = progress.step - progress.stage_step + recipe.stage_steps(last_stage)
         bar.set_postfix_str(f"({length},{spacing}) loss {metrics['loss']:.3f}, "
                             f"reveal accuracy {accuracy or 0:.0%}", refresh=False)
         bar.update()
@@ -353,19 +340,19 @@ def choose(model, average, task, recipe, progress):
 
     The average is usually better and sometimes much worse, as when the loss rises between two good
     solutions. So it is returned unless the last parameters have a reveal accuracy that is a point
-    higher (or a loss that is 1% lower, where there is no accuracy).
+    higher (or, in a task without reveals, a loss that is 1% lower).
     """
     if not progress.averaged:
         return "last"
 
-    scores = []
-    for candidate in (average, model):
-        candidate.eval()
+    accuracies = []
+    losses = []
+    for candidate in (average.eval(), model.eval()):
         for i in range(8):
             batch, _ = recipe.draw(task, progress, generator(recipe.seed, "valid", i))
             _, metrics = recipe.loss(candidate, to_tensors(batch, device_of(model)))
-            scores.append((metrics["reveal_accuracy"], metrics["loss"]))
-    accuracies, losses = zip(*scores)
+            accuracies.append(metrics["reveal_accuracy"])
+            losses.append(metrics["loss"])
 
     if None in accuracies:
         return "last" if sum(losses[8:]) < 0.99 * sum(losses[:8]) else "average"
@@ -399,9 +386,9 @@ def make_optimizers(model, recipe):
     orthogonal one, so the many small directions of a noisy gradient move as fast as the few large
     ones. (torch runs its Newton-Schulz iteration in bfloat16.)
     """
-    # Muon is defined for matrices, so norms, biases and the convolution use AdamW. So do embedding
-    # and unembedding, whose rows belong to single tokens: a rare token has a small gradient, but
-    # Muon would move its row as far as any other. (The unembedding is recognised by its name.)
+    # The rows of embedding and unembedding belong to single tokens: a rare token has a small
+    # gradient, but Muon would move its row as far as any other. (torch knows no unembeddings, so
+    # name yours like that.)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = []
     others = []
@@ -419,10 +406,6 @@ def make_optimizers(model, recipe):
 
 
 # --- 3. The run folder ----------------------------------------------------------------------------
-
-def holds_run(folder):
-    return (folder / "model.pt").exists()
-
 
 def save(folder, recipe, progress, log, model, average, optimizers):
     """Write model.pt: the result so far, and everything that changes during training."""
@@ -442,10 +425,8 @@ def save(folder, recipe, progress, log, model, average, optimizers):
 def restore(folder, recipe, model, average, optimizers):
     """Load the checkpoint into model, average and optimisers. Returns: progress and log."""
     checkpoint = read_checkpoint(folder)
-    if checkpoint["config"] != asdict(recipe):
-        raise UserError(f"{folder} holds another run; choose another folder")
-    if "parameters" not in checkpoint:
-        raise UserError(f"{folder} holds only the result of a run and cannot be resumed")
+    if checkpoint["config"] != asdict(recipe) or "parameters" not in checkpoint:
+        raise UserError(f"{folder} holds another run, or only the result of one")
 
     model.load_state_dict(checkpoint["parameters"])
     average.load_state_dict(checkpoint["model"])
