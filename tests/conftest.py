@@ -16,8 +16,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ROOT / "tests"  # with --import-mode=importlib, pytest does not add these folders
-sys.path[:0] = [str(ROOT), str(TESTS), str(TESTS / "experiments")]
+# With --import-mode=importlib, pytest does not add these folders.
+sys.path[:0] = map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "experiments"))
 
 # A run that takes a second and learns nothing.
 SMALL = ("--group S3 --curriculum 2:1,4:2 --d-model 8 --heads 2 --batch 2 --pass-accuracy 0 "
@@ -48,12 +48,11 @@ def refused(capsys):
 
     def run(main, argv, *words):
         capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            data.run_cli(lambda: main([str(word) for word in argv]))
-        lines = capsys.readouterr().err.splitlines()
-        assert stop.value.code == 2 and len(lines) == 1, lines
+        with pytest.raises(SystemExit, match="^2$"):
+            data.run_cli(lambda: main([*map(str, argv)]))
+        line, = capsys.readouterr().err.splitlines()
         for word in words:
-            assert word in lines[0], lines
+            assert word in line
     return run
 
 
@@ -61,11 +60,10 @@ def refused(capsys):
 
 def run_commands(commands):
     """The state after each command, by a loop: [B, L, n] -> [B, L, n]."""
-    state, states = np.tile(np.arange(commands.shape[2]), (len(commands), 1)), []
+    states = [np.tile(np.arange(commands.shape[2]), (len(commands), 1))]
     for g in commands.swapaxes(0, 1):
-        state = np.take_along_axis(state, g, -1)
-        states.append(state)
-    return np.stack(states, 1)
+        states.append(np.take_along_axis(states[-1], g, -1))
+    return np.stack(states[1:], 1)
 
 
 # --- Python sessions, by the interpreter that runs the tests --------------------------------------

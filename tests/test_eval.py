@@ -4,16 +4,26 @@ import builtins
 import re
 from types import SimpleNamespace
 
-import eval as evaluation
 import numpy as np
 import pytest
 import torch
 from data import Batch, Group, ReplTask, UserError, generator
-from eval import (evaluate, evaluate_and_print, load, load_weights, main, plot, predict,
-                  print_table, wilson)
+from eval import (evaluate, evaluate_and_print, load, load_weights, main, make, plot, predict,
+                  print_table, read_checkpoint, wilson)
 from matplotlib.figure import Figure
 from models import LinRNN
 from torch import nn
+
+
+def module_of(forward):
+    model = nn.Module()
+    model.forward = forward
+    return model
+
+
+def task_of(targets, reveals):
+    batch = Batch(np.zeros_like(targets), targets, reveals)
+    return SimpleNamespace(chance=0.5, test_batch=lambda *_: batch)
 
 
 class Interpreter(nn.Module):
@@ -71,24 +81,18 @@ def test_the_interval_is_wilsons_as_published():
 def test_the_traces_come_from_the_test_stream_and_any_token_can_be_predicted():
     """Tokens that are not values count: here one is always more likely than the target. Targets
     outside the mask do not count."""
-    drawn = []
-    targets = np.array([[1, 2, 0], [1, 1, 2]])
-    batch = Batch(np.zeros((2, 3), int), targets, np.array([[False, True, True]] * 2))
-    task = SimpleNamespace(chance=1 / 3, test_batch=lambda *x: drawn.extend(x) or batch)
+    task = task_of(np.array([[1, 2, 0], [1, 1, 2]]), np.array([[False, True, True]] * 2))
     logits = torch.tensor([1.0, 2.0, 0.0, 3.0])
 
     def says(best):
-        model = nn.Module()
-        model.forward = lambda tokens: logits[:best].expand(*tokens.shape, best)
+        model = module_of(lambda tokens: logits[:best].expand(*tokens.shape, best))
         return evaluate(model, task, 2, 1, 2, seed=5)
 
     assert says(4)["all"] == 0 and says(3)["all"] == 1 / 4 and says(3)["by_position"] == [0.5, 0]
+    drawn, batch = [], task.test_batch()
+    task.test_batch = lambda *arguments: drawn.extend(arguments) or batch
+    says(3)
     assert drawn[:3] == [2, 2, 1] and drawn[3].random() == generator(5, "test", 2, 1).random()
-
-
-def task_of(targets, reveals):
-    batch = Batch(np.zeros_like(targets), targets, reveals)
-    return SimpleNamespace(chance=0.5, test_batch=lambda *_: batch)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -97,10 +101,8 @@ def test_the_table_says_from_which_token_on_logits_are_not_finite(bad, capsys):
     takes NaN for the largest number. A token that -inf rules out is harmless."""
     logits = nn.functional.one_hot(torch.full((2, 4), 1), 3).float()
     logits[1, 2:, 0 if bad < 0 else 1] = bad
-    model = nn.Module()
-    model.forward = lambda tokens: logits
     task = task_of(np.ones((2, 4), int), np.ones((2, 4), bool))
-    row, = evaluate_and_print(model, task, [(4, 1)], 2)
+    row, = evaluate_and_print(module_of(lambda tokens: logits), task, [(4, 1)], 2)
     assert row["by_position"] == ([1, 1, 1, 1] if bad < 0 else [1, 1, 0.5, 0.5])
     assert row.get("not_finite_from") == (None if bad < 0 else 2)
     assert ("not finite from token 2 on" in capsys.readouterr().out) == (not bad < 0)
@@ -114,31 +116,29 @@ def test_traces_with_unequal_numbers_of_reveals_are_refused():
 
 
 def test_a_model_is_evaluated_without_its_dropout():
-    task = ReplTask(Group("S3"))
     model = nn.Sequential(nn.Embedding(16, 16), nn.Dropout(0.9))
-    rows = [evaluate(model.train(), task, 4, 2, 30) for _ in range(2)]
-    assert rows[0] == rows[1]
+    one, other = [evaluate(model.train(), ReplTask(Group("S3")), 4, 2, 30) for _ in range(2)]
+    assert one == other
 
 
 def test_the_accuracy_along_a_trace_is_shown_at_eight_positions_evenly_spaced(capsys):
-    numbers = dict.fromkeys(["chance", "all", "final", "perfect", "perfect_low", "perfect_high"], 0)
-    accuracies = [position / 32 for position in range(32)]
-    print_table([{**numbers, "length": 32, "spacing": 1, "by_position": accuracies}])
+    others = ["length", "spacing", "chance", "all", "final", "perfect", "perfect_low",
+              "perfect_high"]
+    print_table([dict.fromkeys(others, 0) | {"by_position": np.arange(32) / 32}])
     along = capsys.readouterr().out.splitlines()[-1].split()[2:]
-    assert [float(accuracy) for accuracy in along] == [i / 8 for i in range(8)]
+    assert [*map(float, along)] == [i / 8 for i in range(8)]
 
 
-@pytest.mark.parametrize("tokens_at_once", [2**17, 100, 1])
-def test_traces_are_read_in_pieces_and_keep_their_order(tokens_at_once, monkeypatch):
+@pytest.mark.parametrize("tokens_at_once, pieces", [(2**17, [3]), (100, [2, 1]), (1, [1, 1, 1])])
+def test_traces_are_read_in_pieces_and_keep_their_order(tokens_at_once, pieces, monkeypatch):
     """Three traces at once, two, or one; by any module, which needs no `stream`."""
     monkeypatch.setattr("eval.TOKENS_AT_ONCE", tokens_at_once)
     sizes = []
     model = nn.Embedding(22, 22)
     model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     tokens = np.random.default_rng(0).integers(22, size=(3, 50))
-    expected = model.weight.argmax(-1).numpy()[tokens]
-    assert (predict(model, tokens) == expected).all()
-    assert sizes == {2**17: [3], 100: [2, 1], 1: [1, 1, 1]}[tokens_at_once]
+    assert (predict(model, tokens) == model.weight.argmax(-1).numpy()[tokens]).all()
+    assert sizes == pieces
 
 
 def test_the_figure_shows_each_reveal_at_the_commands_read_before_it(monkeypatch):
@@ -148,10 +148,8 @@ def test_the_figure_shows_each_reveal_at_the_commands_read_before_it(monkeypatch
     rows = [{"length": 8, "spacing": 2, "chance": 0.2, "by_position": [1, 0.9, 0.8, 0.7]},
             {"length": 9, "spacing": 3, "chance": 0.2, "by_position": [0.5, 0.4, 0.3]}]
     plot(rows, {"curriculum": [[2, 1], [16, 2], [4, 2]], "model": "lstm", "group": "S5"}, "x.png")
-    first, second, chance, trained = [line.get_xydata().tolist()
-                                      for line in figures[0].axes[0].lines]
-    assert first == [[2, 1], [4, 0.9], [6, 0.8], [8, 0.7]]
-    assert second == [[3, 0.5], [6, 0.4], [9, 0.3]]
+    *curves, chance, trained = [line.get_xydata().tolist() for line in figures[0].axes[0].lines]
+    assert curves == [[[2, 1], [4, 0.9], [6, 0.8], [8, 0.7]], [[3, 0.5], [6, 0.4], [9, 0.3]]]
     assert {y for _, y in chance} == {0.2} and {x for x, _ in trained} == {16}
 
 
@@ -163,32 +161,20 @@ def test_a_run_is_read_back_by_its_names_or_into_your_own_model(small_run):
 
     own = LinRNN(len(task.vocab), d_model=8, heads=2, conv_width=6)
     assert load_weights(own, small_run) is own and not own.training
-    for one, other in zip(model.parameters(), own.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, model.parameters(), own.parameters()))
     with pytest.raises(UserError, match="another model"):
         load_weights(LinRNN(len(task.vocab), d_model=12, heads=2, conv_width=6), small_run)
 
 
 def test_a_seed_makes_a_model_and_torchs_global_generator_is_given_back(small_run):
-    """Three loads, each followed by a random number, give the three numbers without loads."""
+    """Three models, each followed by a random number, give the three numbers without models."""
     expected = torch.rand(3)
     torch.manual_seed(0)
-    drawn, models = [], []
-    for seed in (3, 3, 2**64 - 1):
-        load(small_run)
-        config = evaluation.read_checkpoint(small_run)["config"] | {"seed": seed}
-        models.append(evaluation.make(config)[1].unembedding.weight)
-        drawn.append(torch.rand(1))
+    config = read_checkpoint(small_run)["config"]
+    models, drawn = zip(*[(make(config | {"seed": seed})[1].unembedding.weight, torch.rand(1))
+                          for seed in (3, 3, 2**64 - 1)])
     assert torch.equal(torch.cat(drawn), expected)
     assert torch.equal(models[0], models[1]) and not torch.equal(models[0], models[2])
-
-
-def write_checkpoint(folder, **changes):
-    """A run folder whose config has these entries; None takes one out."""
-    import train
-    config = train.asdict(train.Config(group="S3", d_model=8, heads=2)) | changes
-    config = {name: value for name, value in config.items() if value is not None}
-    torch.save({"config": config, "model": {}}, folder / "model.pt")
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -196,8 +182,11 @@ def write_checkpoint(folder, **changes):
     ({"chapter": "words"}, "python -m experiments.words eval"),
     ({"model": "gru"}, "load_weights"), ({"model": None}, "load_weights"),  # a fork; from Python
     ({"repeat_fraction": None}, "load_weights"), ({}, "another model")])
-def test_a_run_that_cannot_be_made_again_is_refused(changes, words, tmp_path, refused):
-    write_checkpoint(tmp_path, **changes)
+def test_a_run_that_cannot_be_made_again_is_refused(changes, words, small_run, tmp_path, refused):
+    """Here None takes an entry out of the config."""
+    config = read_checkpoint(small_run)["config"] | changes
+    config = {name: value for name, value in config.items() if value is not None}
+    torch.save({"config": config, "model": {}}, tmp_path / "model.pt")
     refused(main, [tmp_path], words)
 
 
@@ -213,9 +202,7 @@ def test_a_missing_run_and_a_damaged_one_are_two_messages_and_no_code_runs(small
     refused(main, [path], "there is no run in")
 
     torch.save({"config": {}, "model": Payload()}, path)
-    contents = [path.read_bytes(), b"", b"thesis", (small_run / "model.pt").read_bytes()[:-1000]]
-    torch.save([1, 2], path)
-    for content in (path.read_bytes(), *contents):
+    for content in (path.read_bytes(), b"", (small_run / "model.pt").read_bytes()[:-1000]):
         path.write_bytes(content)
         refused(main, [tmp_path], "is not a readable run", str(path))
     assert not hasattr(builtins, "payload_ran")
@@ -228,7 +215,7 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
     """For the lengths, the number of traces and the seed that are typed."""
     task = ReplTask(Group("S3"))
     model = Interpreter(task, 3 + 3)
-    monkeypatch.setattr(evaluation, "load", lambda folder, device: (task, model))
+    monkeypatch.setattr("eval.load", lambda folder, device: (task, model))
     main([str(small_run), *"--lengths 8:4,4:1 --traces 20 --seed 5 --plot".split(),
           str(tmp_path / "table.svg")])
     shown = capsys.readouterr().out
@@ -239,10 +226,9 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
 
 
 @pytest.mark.parametrize("options, words", [
-    ("--lengths 8:", "--lengths"), ("--lengths 8", "--lengths"), ("--lengths 8:4:2", "--lengths"),
-    ("--lengths x:y", "--lengths"), ("--lengths 10:4", "multiple"), ("--lengths 0:1", "multiple"),
-    ("--traces 0", "--traces"), ("--seed -1", "--seed"), ("--traces x", "--traces"),
-    ("--device sofa", "try --device cpu"), ("--json", "--json"),
+    ("--lengths 8", "--lengths"), ("--lengths x:y", "--lengths"), ("--lengths -4:2", "--lengths"),
+    ("--lengths 10:4", "multiple"), ("--lengths 0:1", "multiple"), ("--traces 0", "--traces"),
+    ("--seed -1", "--seed"), ("--device sofa", "try --device cpu"), ("--json", "--json"),
     ("--lengths 4:2 --plot x.txt", "txt"), ("--lengths 4:2 --plot no/where.png", "no/where.png")])
 def test_the_command_refuses_bad_input_in_one_line(options, words, small_run, refused):
     refused(main, [small_run, *options.split()], words)

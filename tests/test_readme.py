@@ -1,4 +1,4 @@
-"""README tells the truth: its code and its commands run as they stand; what it names is there."""
+"""README tells the truth: its code and its commands run, and the files that it names exist."""
 
 import argparse
 import importlib
@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = re.findall(r"python ((?:-m experiments\.|tests/)?\w+(?:\.py)?\b[^\n`|&#]*)", README)
 OF_THE_SPINE = [command for command in COMMANDS if re.match(r"\w+\.py", command)]
-CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run tests the spine alone, too
+CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the spine alone
 
 
 def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, monkeypatch, capsys):
@@ -58,8 +58,7 @@ def test_the_other_commands_parse(command, monkeypatch):
         main(arguments)
 
 
-def test_what_the_readme_names_is_there():
-    """Files, folders and pictures. Its test command is the one of CI."""
+def test_the_files_and_pictures_of_the_readme_exist_and_its_test_command_is_that_of_ci():
     links = re.findall(r"\]\((?!http)([^)]+)\)", README)
     for path in links + re.findall(r"`([\w/.-]+\.(?:py|md|ipynb|txt))`", README):
         if CHAPTERS or not path.startswith(("experiments", "analysis")):
