@@ -76,7 +76,7 @@ def repeat_commands(commands, rng):
 
 
 class Batch(NamedTuple):
-    """B traces of T tokens: what a model reads, and what it should predict next."""
+    """B traces of T tokens, cut for next-token prediction."""
     inputs: np.ndarray  # int64 [B, T - 1], all tokens but the last
     targets: np.ndarray  # int64 [B, T - 1], all tokens but the first
     reveals: np.ndarray  # bool [B, T - 1], the targets that count for the accuracy
