@@ -112,6 +112,7 @@ class ReplTask(Lexer):
     `swap` command has 7, not 2n + 3).
 
     repeat_fraction: the fraction of training traces with repeated commands.
+    Raises: UserError for swap commands in a group that swaps do not generate.
     """
 
     def __init__(self, group, commands="full", repeat_fraction=0.0):
@@ -212,6 +213,7 @@ class Group:
 
     Attributes: degree; order, the number of elements; chance, the accuracy of a guess that knows
         the variable but not the state.
+    Raises: UserError for an unknown name, more than 26 points, or elements that are not a group.
     """
 
     def __init__(self, name, elements=None):

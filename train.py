@@ -67,6 +67,8 @@ def option(default, help, **more):
 class Recipe:
     """How a model is trained. For another batch, loss or schedule, override a method in a subclass
     (with @dataclass above it if it has new fields or defaults).
+
+    Raises: UserError for an impossible number or stage.
     """
 
     # What is shown. The paper starts at (8, 1). We start at (2, 1), where a reveal depends on one
@@ -242,6 +244,8 @@ def train(model, task, recipe, folder=None, resume=False):
     folder: where checkpoints go. resume: continue the run in that folder, if there is one.
 
     Returns: the model to evaluate, in eval mode, and the log, a list of dicts.
+    Raises: UserError for a folder that holds a run (without resume) or another run (with it), and
+        for a gradient that is not finite.
     """
     # Everything that changes during training. A checkpoint holds exactly these and the log.
     optimizers = make_optimizers(model, recipe)
@@ -260,7 +264,8 @@ def train(model, task, recipe, folder=None, resume=False):
     model.train()
     last_stage = len(recipe.curriculum) - 1
 
-    bar = tqdm(initial=progress.step, unit=" steps", disable=None)
+    bar = tqdm(total=recipe.max_curriculum_steps + recipe.final_steps, initial=progress.step,
+               disable=None)
     while not progress.finished:
         # Draw. The batch depends on the seed and the step only, so a resumed run draws the batches
         # that the interrupted run would have drawn.
@@ -317,6 +322,8 @@ def train(model, task, recipe, folder=None, resume=False):
         progress.seconds += time.perf_counter() - start
 
         # Report. refresh=False: tqdm decides when to write to the terminal.
+        if progress.stage == last_stage:
+            bar.total = progress.step - progress.stage_step + recipe.stage_steps(last_stage)
         bar.set_postfix_str(f"({length},{spacing}) loss {metrics['loss']:.3f}, "
                             f"reveal accuracy {accuracy or 0:.0%}", refresh=False)
         bar.update()
