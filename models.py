@@ -23,7 +23,7 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 (arXiv 2104.09864).
 
 Deviations from the paper, and from DeltaNet as usually built, and why:
-    74 thousand parameters     and one layer, not 265 million and 18: minutes on one CPU core
+    74 thousand parameters     and one layer (the Transformer has two), not 265 million and 18
     no SiLU on q, k, v         it makes keys almost positive; a swap key has entries of both signs
     hard sigmoids              beta = 0 and beta = 2 are reached, not only approached
     a write gate               a reflection needs beta = 2 and should write nothing
@@ -50,10 +50,9 @@ from scan import delta_product, upcast
 class LocalBlock(nn.Module):
     """x + W gelu(conv(norm(x))): each token sees the conv_width - 1 tokens before it.
 
-    A dense convolution: every output channel sees every input channel, because the key of a swap
-    depends on a name AND its place in the command. Its width is chosen so that a name sees that
-    place: one side of a command has n + 1 tokens, and train.py's default n + 3 has two to spare.
-    Beware: forward uses only the weight and bias of `conv`, so a hook on `conv` is not called.
+    The key of a swap depends on a name AND its place in the command. So the convolution is dense,
+    every channel sees every other, and wide: one side of a command has n + 1 tokens, and
+    train.py's default width, n + 3, has two to spare.
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 
@@ -70,7 +69,8 @@ class LocalBlock(nn.Module):
             state = x.new_zeros(len(x), reach, x.shape[-1])
         window = torch.cat([state, self.norm(x)], 1)  # [B, reach + T, D]
 
-        # As an image of height 1 with its channels last in memory, this is faster than self.conv.
+        # self.conv(window.mT).mT, but torch is faster on an image with its channels last in memory.
+        # So make the window an image of height 1. (A hook on self.conv is therefore not called.)
         image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
         kernel = self.conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
         conv = F.conv2d(image, kernel, self.conv.bias).squeeze(2).mT  # [B, T, D]
@@ -112,7 +112,8 @@ class DeltaBlock(nn.Module):
         self.beta_max = beta_max
         self.householders = householders
 
-        # One matrix for everything that a token decides: q, then k, v, beta and gate of each step.
+        # One matrix for all that a token decides. The order of its outputs: q [H, K]; k [R, H, K];
+        # v [R, H, K]; strengths [2, R, H], all beta before all write gates.
         self.sizes = [d_model, householders * d_model, householders * d_model,
                       2 * householders * heads]
         self.norm = nn.RMSNorm(d_model)
@@ -126,13 +127,13 @@ class DeltaBlock(nn.Module):
         projected = upcast(self.project(self.norm(x)))
         q, k, v, strengths = projected.split(self.sizes, -1)
 
-        # Heads before tokens, as the scan expects them.
+        # Heads move to axis 1, before the tokens, as the scan wants them.
         R, H = self.householders, self.heads
-        q = q.unflatten(-1, (H, -1)).transpose(1, 2).contiguous()  # [B, H, T, K]
-        k = k.unflatten(-1, (R, H, -1)).permute(0, 3, 1, 2, 4).contiguous()  # [B, H, T, R, K]
-        v = v.unflatten(-1, (R, H, -1)).permute(0, 3, 1, 2, 4).contiguous()
-        strengths = F.hardsigmoid(strengths).unflatten(-1, (2, R, H))  # [B, T, 2, R, H]
-        beta, write_gate = strengths.permute(2, 0, 4, 1, 3)  # [B, H, T, R] each
+        q = q.unflatten(-1, (H, -1)).movedim(-2, 1).contiguous()  # [B, H, T, K]
+        k = k.unflatten(-1, (R, H, -1)).movedim(-2, 1).contiguous()  # [B, H, T, R, K]
+        v = v.unflatten(-1, (R, H, -1)).movedim(-2, 1).contiguous()
+        strengths = F.hardsigmoid(strengths).unflatten(-1, (2, R, H))
+        beta, write_gate = strengths.movedim(-1, 1).unbind(-2)  # [B, H, T, R] each
 
         # For a unit key, I - beta k k^T has the eigenvalue 1 - beta. (A query's norm would be lost
         # in out_norm anyway.) With write_gate = 0, a step with beta = 2 is a pure reflection.
@@ -176,7 +177,7 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x, state=None):
         qkv = self.query_key_value(self.norm(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, T, K] each
+        q, k, v = qkv.movedim(-2, 1).unbind(-2)  # [B, H, T, K] each
 
         # Positions count from the start of the text, not from the start of this piece.
         T = x.shape[1]
@@ -253,14 +254,11 @@ class LanguageModel(nn.Module):
 
     def stream(self, tokens, state=None):
         """Logits, and the state from which to continue: a list with one entry per block."""
-        old_states = state or [None] * len(self.blocks)
-        new_states = []
-
+        states = list(state or [None] * len(self.blocks))  # a copy: the caller may reuse its own
         x = self.embedding(tokens)
-        for block, old in zip(self.blocks, old_states):
-            x, new = block(x, old)
-            new_states.append(new)
-        return self.unembedding(self.norm(x)), new_states
+        for i, block in enumerate(self.blocks):
+            x, states[i] = block(x, states[i])
+        return self.unembedding(self.norm(x)), states
 
     def forward(self, tokens):
         logits, _ = self.stream(tokens)
@@ -272,7 +270,6 @@ class LinRNN(LanguageModel):
 
     beta_max: 2 allows the eigenvalue -1; 1 is the classical DeltaNet, with eigenvalues in [0, 1].
     householders: Householder steps per token, R.
-    Raises: ValueError for an impossible beta_max, or heads that do not divide d_model.
     """
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,

@@ -6,14 +6,14 @@ Conventions, the same in every file
     steps 1..t is A_t ... A_2 A_1, with the later factor on the left. It is the same "first g, then
     h" as in data.py: numpy writes g[h] from left to right, matrices multiply from right to left.
 
-Symbols (capital letters are sizes; a tensor's name ends in its last axes, leading axes are free)
-    B  batch     K  key width       C  tokens in one chunk
-    T  tokens    V  value width     N  chunks, ceil(T / C)
-    H  heads     R  Householder steps per token
+Symbols
+    T  tokens    K  key width      C  tokens in one chunk       R  Householder steps per token
+                 V  value width    N  chunks, ceil(T / C)
     q_TK  the query, which reads the state            v_TV  the value to store under k
     k_TK  the key, under which the state is compared  b_TK  the direction of the write
-    r_TV  the error of the state under k, equation (1)
-In equations (5) to (16), Q, K, B, V and R are matrices: their rows are the q ... r of one chunk.
+    d_TV  the delta: the error of what is stored under k, equation (1)
+A tensor's name ends in its last axes. Leading axes, such as batch and heads, are free. In (5) to
+(16), Q, K, V, B and D are matrices, with the q ... d of one chunk as their rows.
 
 Sources
     [1] Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174: the delta rule as linear attention.
@@ -21,8 +21,7 @@ Sources
     [3] Grazzi, Siems, Zela, Franke, Hutter, Pontil 2025, arXiv 2411.12537: eigenvalue -1.
     [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: DeltaProduct.
 
-Does NOT include: decay gates, kernels for a particular device, hidden scales or normalisations.
-
+Does NOT include: decay gates, GPU kernels, hidden scales or normalisations.
 Run it first: python scan.py
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
@@ -85,8 +84,8 @@ def swap_machine_keys(commands):
 # The state is a memory: for a unit key k, S^T k is the value stored under it. Each token compares
 # that value with the one that should be there, and writes the error:
 #
-#     r_t = v_t - S_{t-1}^T k_t          the error of what is stored                            (1)
-#     S_t = S_{t-1} + b_t r_t^T          a rank-1 write in the direction b_t                    (2)
+#     d_t = v_t - S_{t-1}^T k_t          the delta: the error of what is stored                 (1)
+#     S_t = S_{t-1} + b_t d_t^T          a rank-1 write in the direction b_t                    (2)
 #     o_t = S_t^T q_t                    the read at t sees the write at t
 #
 # Any b_t will do here. The DELTA RULE writes in the direction that it has read, b_t = beta_t k_t,
@@ -102,9 +101,9 @@ def scan_recurrent(q, k, b, v, state=None):
     """Equations (1) and (2), one token after the other: the definition.
 
     Shapes: q, k, b [..., T, K]; v [..., T, V]; state [..., K, V] or None (zeros)
-            -> out [..., T, V], state [..., K, V]. The read at t sees the write at t.
+            -> out [..., T, V], state [..., K, V].
     Half precision is computed and returned in float32.
-    Raises: ValueError if the shapes do not fit together.
+    Raises: ValueError if the shapes do not fit.
     Cost: O(T K V), T sequential steps.  Source: [1] equations 23-25; [2] equation 2.
     """
     q, k, b, v, state_KV = check_inputs(q, k, b, v, state)
@@ -112,23 +111,23 @@ def scan_recurrent(q, k, b, v, state=None):
 
     # unbind: indexing would allocate a full-size gradient at every step of the backward pass.
     for q_K, k_K, b_K, v_V in zip(q.unbind(-2), k.unbind(-2), b.unbind(-2), v.unbind(-2)):
-        r_V = v_V - torch.einsum("...kv,...k->...v", state_KV, k_K)                            # (1)
-        state_KV = state_KV + torch.einsum("...k,...v->...kv", b_K, r_V)                       # (2)
+        d_V = v_V - torch.einsum("...kv,...k->...v", state_KV, k_K)                            # (1)
+        state_KV = state_KV + torch.einsum("...k,...v->...kv", b_K, d_V)                       # (2)
         out.append(torch.einsum("...kv,...k->...v", state_KV, q_K))
 
     return torch.stack(out, -2), state_KV
 
 
 def delta_rule_recurrent(q, k, v, beta, state=None):
-    """The delta rule, equation (3), by the loop.
-
-    Shapes: as scan_recurrent; beta [..., T].  Raises: ValueError.
-    """
+    """The delta rule, equation (3), by the loop.  Shapes: as scan_recurrent; beta [..., T]."""
     return scan_recurrent(q, k, beta_k(k, beta), v, state)
 
 
 def beta_k(k, beta):
     """The write direction of the delta rule, b = beta k: [..., T, K], [..., T] -> [..., T, K]."""
+    if beta.shape != k.shape[:-1]:
+        raise ValueError(f"beta must have the shape {tuple(k.shape[:-1])}, since k has "
+                         f"{tuple(k.shape)}; got {tuple(beta.shape)}")
     return upcast(beta).unsqueeze(-1) * k
 
 
@@ -141,13 +140,13 @@ def check_inputs(q, k, b, v, state):
 
     # torch would silently broadcast an axis of size 1. The message is built only on failure:
     # formatting T in an f-string makes torch.compile specialise on it.
-    shapes = {"q": (T, K), "k": (T, K), "b": (T, K), "v": (T, V), "state": (K, V)}
-    inputs = {"q": q, "k": k, "b": b, "v": v, "state": state}
-    for name, axes in shapes.items():
-        if inputs[name].shape != (*lead, *axes) or T < 1:
+    inputs = {"q": (q, T, K), "k": (k, T, K), "b": (b, T, K), "v": (v, T, V),
+              "state": (state, K, V)}
+    for name, (x, *axes) in inputs.items():
+        if x.shape != (*lead, *axes) or T < 1:
             raise ValueError(f"{name} must have the shape {(*lead, *axes)}, T >= 1, since k has "
-                             f"{tuple(k.shape)}; got {tuple(inputs[name].shape)}")
-    return [upcast(x) for x in inputs.values()]
+                             f"{tuple(k.shape)}; got {tuple(x.shape)}")
+    return [upcast(x) for x in (q, k, b, v, state)]
 
 
 def upcast(x):
@@ -158,13 +157,13 @@ def upcast(x):
 # --- 3. One chunk is one triangular system --------------------------------------------------------
 #
 # The loop is T tiny steps. Unroll (2) inside one chunk of C tokens, S_{i-1} = S_0 + sum_{j<i} b_j
-# r_j^T, and put that into (1):
+# d_j^T, and put that into (1):
 #
-#     r_i + sum_{j<i} (k_i . b_j) r_j = v_i - S_0^T k_i                                         (4)
+#     d_i + sum_{j<i} (k_i . b_j) d_j = v_i - S_0^T k_i                                         (4)
 #
-# That is one unit lower-triangular system for all C errors at once, rows r_i^T:
+# That is one unit lower-triangular system for all C errors at once, the rows of D:
 #
-#     (I + L) R = V - K S_0          L = tril(K B^T, -1)                                        (5)
+#     (I + L) D = V - K S_0          L = tril(K B^T, -1)                                        (5)
 #
 # The matrix does not contain the state. So invert it BEFORE the state is known, for all chunks of
 # the sequence in parallel:
@@ -173,12 +172,12 @@ def upcast(x):
 #
 # Then the state goes from chunk to chunk by two products,
 #
-#     R = U - W S_0                                                                             (7)
-#     S_C = S_0 + B^T R = (I - B^T W) S_0 + B^T U                                               (8)
+#     D = U - W S_0                                                                             (7)
+#     S_C = S_0 + B^T D = (I - B^T W) S_0 + B^T U                                               (8)
 #
 # and every token is read, again for all chunks in parallel:
 #
-#     O = Q S_0 + tril(Q B^T) R                                                                 (9)
+#     O = Q S_0 + tril(Q B^T) D                                                                 (9)
 #
 # One chunk of C = 4 tokens. L holds the stars: how much the write at j changes the read at i.
 #
@@ -186,37 +185,34 @@ def upcast(x):
 #          b_1  b_2  b_3  b_4       U, the errors if S_0 were 0; W, how each error depends on S_0
 #     k_1   1                                   |
 #     k_2   *    1                              v
-#     k_3   *    *    1              S_0 --> R = U - W S_0 --> S_C = S_0 + B^T R --> next chunk
+#     k_3   *    *    1              S_0 --> D = U - W S_0 --> S_C = S_0 + B^T D --> next chunk
 #     k_4   *    *    *    1                    |
 #                                               v
-#                                   O = Q S_0 + tril(Q B^T) R, again for all chunks at once
+#                                   O = Q S_0 + tril(Q B^T) D, again for all chunks at once
 #
-# Set V = 0, and so U = 0: by (8) S_C is linear in S_0, and by (1) and (2) the map is the product of
-# the C factors I - b k^T, the later factor on the left. So I - B^T W is that product. For the delta
-# rule this is its "WY form" (Bischof and Van Loan 1987), which [2] found.
+# If nothing is to be stored, V = 0 and U = 0, each token multiplies the state by I - b k^T, and the
+# whole chunk by I - B^T W. So I - B^T W is the product of C such factors, the last on the left: for
+# the delta rule its "WY form" (Bischof and Van Loan 1987), which [2] found.
 #
 # Names elsewhere. The literature has the delta rule alone, and scales each error by beta at once:
 #
 #     Yang et al. [2]         here                       Schlag et al. [1]
 #     S (V x K)               S^T                        W
 #     U, W                    Diag(beta) U, W            -
-#     U - W S^T               Diag(beta) R               -
+#     U - W S^T               Diag(beta) D               -
 #     T, "UT transform"       Diag(beta) (I + L)^-1      -
 
 
 def scan_chunked(q, k, b, v, state=None, chunk_size=None):
     """Equations (1) and (2), chunk by chunk: the outputs and the state of scan_recurrent.
 
-    Forward and backward it is 5 to 13 times as fast as the loop on one CPU core
-    (experiments/bench.py). Longer chunks make fewer sequential steps, T / C, and larger matrices,
-    C x C; chunk_size=None picks C for the key width and the device.
-
-    Shapes: q, k, b [..., T, K]; v [..., T, V]; state [..., K, V] or None (zeros)
-            -> out [..., T, V], state [..., K, V]. Any T >= 1; the last chunk may be short.
-    Half precision is computed and returned in float32.
+    Shapes: as scan_recurrent. Any T >= 1; the last chunk may be short. Longer chunks make fewer
+            sequential steps and larger triangles; chunk_size=None picks C for K and the device.
     Raises: ValueError if the shapes do not fit; RuntimeError at a second derivative.
     Beware: a NaN or an overflow spreads over its whole chunk, even backwards in time.
-    Cost: O(T (C K + C V + K V)) in matrix products, T / C sequential steps.  Source: [2] section 3.
+    Cost: O(T (C^2 + C K + C V + K V)), C^2 for inverting; T / C sequential steps. Forward and
+          backward it is 5 to 13 times as fast as the loop on one CPU core (experiments/bench.py).
+    Source: [2] section 3.
     """
     q_TK, k_TK, b_TK, v_TV, state_KV = check_inputs(q, k, b, v, state)
     T, K = k.shape[-2:]
@@ -232,7 +228,7 @@ def scan_chunked(q, k, b, v, state=None, chunk_size=None):
 
 
 def to_chunks(x, C):
-    """[..., T, X] -> [..., N, C, X], with the last chunk zero-padded.
+    """[..., T, K] -> [..., N, C, K], with the last chunk zero-padded; V like K.
 
     A token with k = 0 and b = 0 writes nothing, so the padding leaves the state unchanged.
     """
@@ -255,10 +251,7 @@ def default_chunk_size(K, device_type):
 
 
 def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=None):
-    """The delta rule, equation (3), by chunks.
-
-    Shapes: as scan_chunked; beta [..., T].  Raises: as scan_chunked.
-    """
+    """The delta rule, equation (3), by chunks.  Shapes: as scan_recurrent; beta [..., T]."""
     return scan_chunked(q, k, beta_k(k, beta), v, state, chunk_size)
 
 
@@ -268,11 +261,12 @@ def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
     Shapes: q, k, b [..., N, C, K]; v [..., N, C, V]; state [..., K, V]
             -> out [..., N, C, V]; the state after the last chunk; and a list of what is saved for
             the backward (skip it on a first reading): (I + L)^-1 [..., N, C, C], W [..., N, C, K],
-            the state before each chunk [..., N, K, V], R, and tril(Q B^T) [..., N, C, C].
+            the state before each chunk [..., N, K, V], D, and tril(Q B^T) [..., N, C, C].
     """
     # Before the state is known, all chunks at once.
     L_NCC = (k_NCK @ b_NCK.mT).tril_(-1)                                                       # (5)
     eye_NCC = torch.eye(L_NCC.shape[-1], dtype=L_NCC.dtype, device=L_NCC.device).expand_as(L_NCC)
+    # unitriangular=True ignores the diagonal and takes it as 1, so this inverts I + L.
     inverse_NCC = torch.linalg.solve_triangular(L_NCC, eye_NCC, upper=False, unitriangular=True)
     u_NCV = inverse_NCC @ v_NCV                                                                # (6)
     w_NCK = inverse_NCC @ k_NCK
@@ -281,25 +275,22 @@ def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
     starts = []
     errors = []
     for b_CK, u_CV, w_CK in zip(b_NCK.unbind(-3), u_NCV.unbind(-3), w_NCK.unbind(-3)):
-        r_CV = u_CV - w_CK @ state_KV                                                          # (7)
+        d_CV = u_CV - w_CK @ state_KV                                                          # (7)
         starts.append(state_KV)
-        errors.append(r_CV)
-        state_KV = state_KV + b_CK.mT @ r_CV                                                   # (8)
+        errors.append(d_CV)
+        state_KV = state_KV + b_CK.mT @ d_CV                                                   # (8)
     start_NKV = torch.stack(starts, -3)
-    r_NCV = torch.stack(errors, -3)
+    d_NCV = torch.stack(errors, -3)
 
     # All chunks at once again. tril with its diagonal: the read at t sees the write at t.
     P_NCC = (q_NCK @ b_NCK.mT).tril_()
     out_NCV = q_NCK @ start_NKV
-    add_product_(out_NCV, P_NCC, r_NCV)                                                        # (9)
-    return out_NCV, state_KV, [inverse_NCC, w_NCK, start_NKV, r_NCV, P_NCC]
+    add_product_(out_NCV, P_NCC, d_NCV)                                                        # (9)
+    return out_NCV, state_KV, [inverse_NCC, w_NCK, start_NKV, d_NCV, P_NCC]
 
 
 def add_product_(x, a, b, sign=1):
-    """x += sign a @ b in place, without memory for the product.
-
-    Shapes: x [..., C, X]; a [..., C, Y]; b [..., Y, X].
-    """
+    """x += sign a @ b in place, without memory for the product."""
     # baddbmm_ takes exactly one leading axis, so flatten all of them into one.
     x.flatten(0, -3).baddbmm_(a.flatten(0, -3), b.flatten(0, -3), alpha=sign)
 
@@ -309,11 +300,11 @@ def add_product_(x, a, b, sign=1):
 # DeltaProduct [4] applies R steps of (3) per token and reads once, after the last one. The scan
 # sees R tokens for each token, and only the last of their reads is used.
 #
-# The product of R reflections can be any orthogonal matrix Q with rank(Q - I) <= R (Cartan and
+# The product of R reflections can be any orthogonal matrix A with rank(A - I) <= R (Cartan and
 # Dieudonne), and no other, since each factor differs from I by rank 1. So one token can be a whole
-# permutation. An n-cycle of n slots has rank(Q - I) = n - 1, since it fixes only the direction
-# (1, ..., 1). So S_n as permutations of slots needs R >= n - 1 if a command is one token. (As the
-# rotations of a cube, S4 needs only R = 2.)
+# permutation. An n-cycle of n slots has rank(A - I) = n - 1, since it fixes only the direction
+# (1, ..., 1). So R >= n - 1 if one token may be any permutation of n slots. (The permutations of
+# four things are also the rotations of a cube: as these they need only R = 2.)
 
 
 def delta_product(q, k, v, beta, state=None, chunk_size=None):
@@ -321,7 +312,6 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 
     Shapes: q [..., T, K]; k [..., T, R, K]; v [..., T, R, V]; beta [..., T, R];
             state [..., K, V] or None -> out [..., T, V], state [..., K, V].
-    Raises: ValueError, as scan_chunked.
     Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 3.
     """
     # Read after every step, and keep only the last read of each token.
@@ -343,13 +333,12 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # (I - L)(I + L^2)(I + L^4)..., which ends because L^C = 0. But similar keys make the powers of L
 # huge before they vanish, and these must cancel in an inverse whose entries are at most 2. In
 # float32, one repeated key at beta = 0.9 makes an error of about 1 in a chunk of 32 and about 1e9
-# in a chunk of 64, and close keys at beta = 0.5 make one of several hundred in a chunk of 64.
-# FlashKDA and cuDNN returned to the solve in September 2026.
+# in a chunk of 64; close keys at beta = 0.5 make one of several hundred there.
 #
 # Rounding: a reflection with a rounded key is not exactly orthogonal, and nothing in a linear
 # recurrence pulls the state back. So the error grows with the number of steps, but slowly: after
-# 1,024 commands of S5 the swap machine is off by 1e-4 in float32, and by 0.1 if its state is
-# rounded to half precision after every step. All its values are then still correct.
+# 1,024 commands on five variables the swap machine is off by 1e-4 in float32, and by 0.1 if its
+# state is rounded to half precision after every step. All its values are then still correct.
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------
@@ -357,57 +346,52 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # Autograd could differentiate chunked_forward, and a first reading can stop here. The hand-written
 # backward saves a quarter of the time of forward and backward, and two fifths of the memory.
 #
-# Let g(X) be the gradient of the loss with respect to X, G_n = g(S_n) for the state after chunk n,
-# and P = tril(Q B^T). Inside chunk n, with S_0 the state before it, (9) and (8) give the gradient
-# of R, and then (7) gives that of S_0, which is G of the chunk before:
+# Write g(Y) for the gradient of the loss with respect to Y, G_n for that of the state after chunk
+# n, and P = tril(Q B^T). Inside chunk n, with S_0 the state before it, (9) and (8) give g(D), and
+# then (7) gives g(S_0), which is G of the chunk before:
 #
-#     g(R)    = P^T g(O) + B G_n                                                                (10)
-#     G_{n-1} = G_n + Q^T g(O) - W^T g(R)                                                       (11)
+#     g(D)    = P^T g(O) + B G_n                                                                (10)
+#     G_{n-1} = G_n + Q^T g(O) - W^T g(D)                                                       (11)
 #
-# Only these two run from chunk to chunk, now from the last to the first. Everything else is local,
-# and follows from one rule, that of a linear system Y = A^-1 Z:
+# Only these two run from chunk to chunk, now from the last to the first. Everything else is local.
+# Write (5) as (I + L) D = Z and differentiate: X = g(Z) is one product with the saved inverse, and
+# M = g(L) has entries only below the diagonal, as L has:
 #
-#     g(Z) = A^-T g(Y)          g(A) = -g(Z) Y^T
+#     X = (I + L)^-T g(D)          M = -tril(X D^T, -1)          g(P) = tril(g(O) D^T)          (12)
 #
-# In (5), A is I + L, Y is R, and Z is V - K S_0. The inverse is saved from the forward, so X = g(Z)
-# is one product. Only entries below the diagonal of L have a gradient, M:
-#
-#     X = (I + L)^-T g(R)          M = -tril(X R^T, -1)          g(P) = tril(g(O) R^T)          (12)
-#
-# Now add one term for each use. V is used in Z. K is used in Z and in L = tril(K B^T, -1). B is
-# used in L, in P, and in the write (8). Q is used in P, and it reads S_0:
+# Now add one term for each use: V is used in Z = V - K S_0; K in Z and in L = tril(K B^T, -1); B in
+# L, in P and in the write (8); Q in P and in the read of S_0:
 #
 #     g(V) = X                                                                                  (13)
 #     g(K) = M B - X S_0^T                                                                      (14)
-#     g(B) = M^T K + g(P)^T Q + R G_n^T                                                         (15)
+#     g(B) = M^T K + g(P)^T Q + D G_n^T                                                         (15)
 #     g(Q) = g(O) S_0^T + g(P) B                                                                (16)
 #
 # For the delta rule, autograd carries g(B) on to k and beta, through b = beta k.
 
 
-def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, r_NCV, P_NCC,
+def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, P_NCC,
                      g_out_NCV, G_KV):
     """Equations (10) to (16): the gradients of chunked_forward.
 
-    Shapes: as in chunked_forward; g_out [..., N, C, V] and G [..., K, V] are the gradients of its
-            outputs and of the state AFTER the last chunk -> a list, the gradients of q, k, b, v and
-            the state before the first chunk.
+    Shapes: as there; g_out [..., N, C, V] and G [..., K, V] are the gradients of out and of the
+            last state -> a list, the gradients of q, k, b, v and the first state.
     """
     # (10) and (11), from the last chunk to the first. Terms without G are computed for all chunks.
-    g_r_NCV = P_NCC.mT @ g_out_NCV
+    g_d_NCV = P_NCC.mT @ g_out_NCV
     from_out_NKV = q_NCK.mT @ g_out_NCV
 
     G = []
     for n in reversed(range(k_NCK.shape[-3])):
-        g_r_CV = g_r_NCV.select(-3, n)  # a view: += changes g_r_NCV
-        g_r_CV += b_NCK.select(-3, n) @ G_KV                                                  # (10)
+        g_d_CV = g_d_NCV.select(-3, n)  # a view: += changes g_d_NCV
+        g_d_CV += b_NCK.select(-3, n) @ G_KV                                                  # (10)
         G.append(G_KV)
-        G_KV = G_KV + from_out_NKV.select(-3, n) - w_NCK.select(-3, n).mT @ g_r_CV            # (11)
+        G_KV = G_KV + from_out_NKV.select(-3, n) - w_NCK.select(-3, n).mT @ g_d_CV            # (11)
     G_NKV = torch.stack(G[::-1], -3)
 
-    X_NCV = inverse_NCC.mT @ g_r_NCV                                                          # (12)
-    M_NCC = (X_NCV @ r_NCV.mT).tril_(-1).neg_()
-    g_P_NCC = (g_out_NCV @ r_NCV.mT).tril_()
+    X_NCV = inverse_NCC.mT @ g_d_NCV                                                          # (12)
+    M_NCC = (X_NCV @ d_NCV.mT).tril_(-1).neg_()
+    g_P_NCC = (g_out_NCV @ d_NCV.mT).tril_()
 
     g_v_NCV = X_NCV                                                                           # (13)
 
@@ -416,7 +400,7 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, r_NCV, 
 
     g_b_NCK = M_NCC.mT @ k_NCK
     add_product_(g_b_NCK, g_P_NCC.mT, q_NCK)
-    add_product_(g_b_NCK, r_NCV, G_NKV.mT)                                                    # (15)
+    add_product_(g_b_NCK, d_NCV, G_NKV.mT)                                                    # (15)
 
     g_q_NCK = g_out_NCV @ start_NKV.mT
     add_product_(g_q_NCK, g_P_NCC, b_NCK)                                                     # (16)
@@ -428,11 +412,9 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, r_NCV, 
 #
 # torch.compile unrolls Python loops, so it would compile a graph for each number of chunks. Here it
 # meets the two functions as OPERATORS, like matmul: it calls them as they are, and a "fake" tells
-# it the shapes and strides of their results. So one graph serves all lengths above one chunk.
-#
-# Strides would follow those of the inputs, which a fake cannot predict for a view such as S.mT. So
-# the operators copy such inputs. Then all results are contiguous except the inverse, which the
-# solver writes column by column.
+# it the shape of each result and its order in memory. So one graph serves all lengths above one
+# chunk. All results are contiguous if the inputs are, so the operators copy an input such as S.mT.
+# The exception is the inverse, which the solver writes column by column.
 
 
 class ChunkedScan(torch.autograd.Function):
@@ -465,19 +447,19 @@ def _(q, k, b, v, state):
     V = v.shape[-1]
     shapes = [(N, C, V), (K, V), (N, C, C), (N, C, K), (N, K, V), (N, C, V), (N, C, C)]
     out, state, inverse, *others = [k.new_empty(*lead, *shape) for shape in shapes]
-    return [out, state, inverse.mT, *others]  # column by column
+    return [out, state, inverse.mT, *others]  # .mT: column by column
 
 
 @torch.library.custom_op("state_tracking::chunked_backward", mutates_args=())
 def backward_operator(q: Tensor, k: Tensor, b: Tensor, inverse: Tensor, w: Tensor, starts: Tensor,
-                      r: Tensor, P: Tensor, g_out: Tensor, G: Tensor) -> list[Tensor]:
+                      d: Tensor, P: Tensor, g_out: Tensor, G: Tensor) -> list[Tensor]:
     q, k, b, g_out, G = [x.contiguous() for x in (q, k, b, g_out, G)]
     with torch.autocast(k.device.type, enabled=False):
-        return chunked_backward(q, k, b, inverse, w, starts, r, P, g_out, G)
+        return chunked_backward(q, k, b, inverse, w, starts, d, P, g_out, G)
 
 
 @backward_operator.register_fake
-def _(q, k, b, inverse, w, starts, r, P, g_out, G):
+def _(q, k, b, inverse, w, starts, d, P, g_out, G):
     return [x.new_empty(x.shape) for x in (q, k, b, g_out, G)]
 
 
@@ -504,8 +486,11 @@ def show_swap_machine(names="abc"):
                   f"spares {' '.join(values[n:])}   {why}")
 
 
-def show_loop_and_chunks(T=1000, K=16):
-    """The same random tokens by the loop and by chunks."""
+def main(argv=None):
+    """The swap machine at work, and then the same random tokens by the loop and by chunks."""
+    show_swap_machine()
+
+    T, K = 1000, 16
     q, k, v = torch.randn(3, T, K).double()
     inputs = F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, 2 * torch.rand(T).double()
     loop, _ = delta_rule_recurrent(*inputs)
@@ -513,11 +498,6 @@ def show_loop_and_chunks(T=1000, K=16):
     steps = -(-T // default_chunk_size(K, "cpu"))
     print(f"\n{T:,} random tokens, by the loop in {T:,} steps and by chunks in {steps}: "
           f"the outputs differ by at most {(loop - chunks).abs().max():.0e}")
-
-
-def main(argv=None):
-    show_swap_machine()
-    show_loop_and_chunks()
 
 
 if __name__ == "__main__":

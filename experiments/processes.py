@@ -75,7 +75,7 @@ def train_share(argv):
     if others.get_rank() == 0:
         train_main(argv, Shared, make_shared)
     else:
-        # The others read what is resumed; what they write and print is thrown away.
+        # The others train in a folder that is thrown away, and print nothing.
         with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
             resumed = vars(make_parser(Shared).parse_args(argv)).get("resume")
             if resumed:

@@ -39,21 +39,21 @@ TABLE = {
     "scan.py": [
         ("F.one_hot(i, slots) - F.one", "F.one_hot(i, slots) + F.one", "swap_machine_tracks"),
         ("swap_key(place, commands + n", "swap_key(commands, place + n", "swap_machine_tracks"),
-        ('"...k,...v->...kv", b_K, r_V)', '"...k,...v->...kv", k_K, r_V)', "along_another"),  # (2)
+        ('"...k,...v->...kv", b_K, d_V)', '"...k,...v->...kv", k_K, d_V)', "along_another"),  # (2)
         ("L_NCC = (k_NCK @ b_NCK.mT)", "L_NCC = (b_NCK @ k_NCK.mT)", "equals_the_loop"),  # (5)
         ("torch.linalg.solve_triangular(L_NCC, eye_NCC, upper=False, unitriangular=True)",
          "sum(torch.linalg.matrix_power(-L_NCC, j) for j in range(L_NCC.shape[-1]))",
          "costs_no_digits"),
         ("w_NCK = inverse_NCC @ k_NCK", "w_NCK = inverse_NCC @ b_NCK", "equals_the_loop"),  # (6)
-        ("state_KV + b_CK.mT @ r_CV", "state_KV + b_CK.mT @ u_CV", "equals_the_loop"),  # (8)
+        ("state_KV + b_CK.mT @ d_CV", "state_KV + b_CK.mT @ u_CV", "equals_the_loop"),  # (8)
         ("(q_NCK @ b_NCK.mT).tril_()", "(q_NCK @ b_NCK.mT).tril_(-1)", "equals_the_loop"),  # (9)
         ("(0, 0, 0, N * C - T)", "(0, 0, N * C - T, 0)", "equals_the_loop"),
         (".clone(memory_format=torch.contiguous_format)", "", "own_their_memory"),
         ("out[..., R - 1::R, :]", "out[..., ::R, :]", "delta_product"),
-        (" - w_NCK.select(-3, n).mT @ g_r_CV", "", "equals_the_loop"),  # (11)
+        (" - w_NCK.select(-3, n).mT @ g_d_CV", "", "equals_the_loop"),  # (11)
         ("G_NKV = torch.stack(G[::-1], -3)", "G_NKV = torch.stack(G, -3)", "equals_the_loop"),
-        ("(X_NCV @ r_NCV.mT).tril_(-1).neg_()", "(X_NCV @ r_NCV.mT).tril_(-1)",
-         "finite_differences"),  # (12)
+        ("(X_NCV @ d_NCV.mT).tril_(-1).neg_()", "(X_NCV @ d_NCV.mT).tril_(-1)",
+         "equals_the_loop"),  # (12)
         ("torch.promote_types(x.dtype, torch.float32)", "x.dtype", "half_precision"),
         ("[out, state, inverse.mT, *others]", "[out, state, inverse, *others]", "torchs_rules"),
         ("    q, k, b, g_out, G = [x.contiguous() for x in (q, k, b, g_out, G)]\n", "",

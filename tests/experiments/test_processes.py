@@ -1,14 +1,11 @@
 """Several processes take the steps of one."""
 
-import os
-import subprocess
-import sys
+import multiprocessing
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL
+from conftest import SMALL
 
 import train
 from data import Group, ReplTask, UserError, generator
@@ -50,14 +47,15 @@ def train_as(rank, folder):
         torch.set_default_dtype(torch.float32)
 
 
-def test_two_processes_take_the_ten_steps_of_one_and_resume_where_they_were_cut(tmp_path, capfd):
+def test_two_processes_take_the_ten_steps_of_one_and_resume_where_they_were_cut(
+        tmp_path, capfd, monkeypatch):
     """One of them writes and prints, and all tokens of a batch are counted."""
-    script = f"import test_processes; test_processes.train_as(1, {str(tmp_path)!r})"
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)])
-    other = subprocess.Popen([sys.executable, "-c", script],
-                             env=os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"})
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    other = multiprocessing.get_context("fork").Process(target=train_as, args=(1, tmp_path))
+    other.start()
     train_as(0, tmp_path)
-    assert other.wait() == 0
+    other.join()
+    assert other.exitcode == 0
     shown = capfd.readouterr().out
     assert shown.count("10 steps") == 1 and shown.count("parameters") == 2
 
