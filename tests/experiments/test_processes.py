@@ -51,7 +51,7 @@ def test_two_processes_take_the_ten_steps_of_one_and_resume_where_they_were_cut(
         tmp_path, capfd, monkeypatch):
     """One of them writes and prints, and all tokens of a batch are counted."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    other = multiprocessing.get_context("fork").Process(target=train_as, args=(1, tmp_path))
+    other = multiprocessing.get_context("spawn").Process(target=train_as, args=(1, tmp_path))
     other.start()
     train_as(0, tmp_path)
     other.join()
