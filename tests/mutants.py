@@ -136,7 +136,8 @@ TABLE = {
     "experiments/scale.py": [
         ("batch = batch * 64 // max(64, length)", "pass", "above_twelve_variables")],
     "experiments/copies.py": [
-        ("torch.where(literal, b_right, k_right)", "k_right", "machine_with_a_separate_read_key")],
+        ("torch.cat([place, n + commands], -1)", "torch.cat([place, commands], -1)",
+         "machine_with_a_separate_read_key")],
     "experiments/supervision.py": [
         ("tokens.view(-1, self.answer_width).all(-1)", "tokens.view(-1, self.answer_width).any(-1)",
          "all_its_tokens")],
