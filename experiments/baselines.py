@@ -244,8 +244,8 @@ class SwapCurriculum(Recipe):
 
 
 SWAP_CELLS = [
-    *grid(model=["linrnn"], seed=range(230, 233)),
-    *grid(model=["lstm"], seed=[230, 231])]
+    *grid(model=["linrnn", "lstm"], seed=range(230, 233)),
+    *grid(model=["linrnn-beta1", "transformer", "transformer-4"], seed=[230])]
 
 
 def plan_swaps(cell):
@@ -288,8 +288,7 @@ def show_swaps():
           "earlier rung, and a rung is passed at 95% in four batches in a row. Learning rates\n"
           "as above, but the LSTM has 0.0025 up to (8,1)+8 and 0.001 after it. A run stops\n"
           "after 160 million tokens, or after 45 on one rung. Million tokens when a rung was\n"
-          "left; accuracy as above. Not run to the end: beta <= 1, both Transformers, a third\n"
-          "LSTM",
+          "left; accuracy as above",
           in_order(records("baselines_swaps")), ["model", "seed"],
           {name(rung): left(rung) for rung in (2, 3, 7, 11, 12)}
           | {"end": millions, "stuck at": stuck_at} | TESTED)
