@@ -144,16 +144,17 @@ def test_a_full_command_that_moves_two_variables_keeps_its_long_form():
     assert batch.inputs.shape[1] == 5 * 5 + 4 * 13 + 11 * 2 - 1
 
 
-@pytest.mark.parametrize("number", [0, 3])
-def test_one_batch_in_five_shows_an_earlier_rung_each_equally_often_and_none_a_later_one(number):
-    task, recipe, progress = rung(number)
+@pytest.mark.parametrize("number, changes, expected", [
+    (0, {}, [600]), (3, {}, [40, 40, 40, 480]), (3, {"earlier": 1}, [200, 200, 200, 0])])
+def test_one_batch_in_five_shows_an_earlier_rung_each_equally_often_and_none_a_later_one(
+        number, changes, expected):
+    task, recipe, progress = rung(number, **changes)
     widths = [recipe.draw(task, progress, generator(0, "train", step))[0].inputs.shape[1]
               for step in range(600)]
-    counts = [widths.count(5 * 5 + 7 * L + 11 * L // S - 1)
-              for L, S, _ in baselines.RUNGS[:number + 1]]
-    for found, expected in zip(counts, [40] * 3 + [480] if number else [600]):
-        assert abs(found - expected) < 4 * expected**0.5
-    assert sum(counts) == 600
+    shown = [widths.count(5 * 5 + 7 * L + 11 * L // S - 1)
+             for L, S, _ in baselines.RUNGS[:number + 1]]
+    assert sum(shown) == 600
+    assert all(abs(x - y) <= 4 * y**0.5 for x, y in zip(shown, expected))
 
 
 def test_three_full_commands_in_ten_are_products_of_a_few_swaps():
