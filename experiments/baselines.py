@@ -159,7 +159,7 @@ def plan(cell):
 def plan_of(cell, task, recipe):
     """Both studies make the same models and ask the same test."""
     return Plan(task, partial(MODELS[cell["model"]], len(task.vocab)), recipe, TESTS,
-                partial(evaluate_all, traces=768))
+                partial(evaluate_all, traces=768, by_position=True))
 
 
 # --- 3. The swap curriculum -----------------------------------------------------------------------

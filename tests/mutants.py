@@ -156,19 +156,14 @@ def tests_of(file):
 
 
 def survivors(word):
-    """Run the variants whose row has this word. Returns: how many of them their tests miss.
-
-    Raises: UserError if no row has it.
-    """
-    if not any(word in f"{file} {row}" for file, rows in TABLE.items() for row in rows):
+    """Run the variants whose row has this word.  Returns: how many of them their tests miss."""
+    chosen = {file: found for file, rows in TABLE.items()
+              if (found := [row for row in rows if word in f"{file} {row}"])}
+    if not chosen:
         raise UserError(f"no row of the table has {word!r}")
 
     alive = 0
-    for file, rows in TABLE.items():
-        rows = [row for row in rows if word in f"{file} {row}"]
-        if not rows:
-            continue
-
+    for file, rows in chosen.items():
         # A test that fails without any variant would catch them all.
         all_words = " or ".join(words for _, _, words in rows)
         told = failure(file, lambda source: source, tests_of(file), all_words)
