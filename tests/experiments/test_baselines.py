@@ -1,5 +1,7 @@
 """The gated scan is its loop; both curricula show what they say; tables read the right numbers."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from conftest import session, typed_lines
 
 from data import Group, generator
 from experiments import baselines, records
-from train import Progress
+from models import LinRNN
+from train import Progress, train
 
 
 # --- The models -----------------------------------------------------------------------------------
@@ -165,6 +168,35 @@ def test_three_full_commands_in_ten_are_products_of_a_few_swaps():
         batch, _ = recipe.draw(task, progress, generator(0, "train", 0))
         assert abs(swap_fraction(task, batch.inputs) - expected) < 0.035
     assert baselines.SwapCurriculum().easy == 0.3
+
+
+@dataclass
+class Scripted(baselines.SwapCurriculum):
+    """The swap curriculum with given accuracies instead of those of the model."""
+
+    accuracies: tuple = ()
+
+    def draw(self, task, progress, rng):
+        return task.test_batch(1, 2, 1, rng), True
+
+    def loss(self, model, batch):
+        accuracy, *self.accuracies = self.accuracies
+        zero = 0 * model(batch.inputs).sum()
+        return zero, {"loss": 0.0, "reveal_loss": 0.0, "reveal_accuracy": accuracy}
+
+    def gives_up(self, progress):
+        return not self.accuracies
+
+
+def test_a_rung_is_passed_by_four_batches_in_a_row_with_95_percent():
+    """The fourth of a series counts, not the fourth in all; a new rung starts a new series."""
+    task = baselines.MixedTask(Group("S5"))
+    good = [0.95, 1.0, 0.96, 0.95]
+    for accuracies, passed in [(good[:3], 0), (good, 1), (good[:3] + [0.94] + good[:3], 0),
+                               (good + good[:3], 1), (good + good, 2), ([0.949] * 9, 0)]:
+        recipe = Scripted(accuracies=(*accuracies, 0.0))
+        _, log = train(LinRNN(len(task.vocab), 8, 2), task, recipe)
+        assert len(log[-1]["left"]) == passed
 
 
 def test_a_run_stops_when_one_rung_or_all_of_them_have_taken_too_many_tokens():
