@@ -72,7 +72,7 @@ def repeat_commands(commands, rng):
 #     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
 #     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
 #
-# ReplTask has two more: the command lines call check(), and dense batches (train.py) joined_late().
+# ReplTask adds check(), for the command lines, and joined_late(), for dense batches (train.py).
 
 
 class Batch(NamedTuple):
@@ -133,7 +133,8 @@ class ReplTask(Lexer):
         marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
         super().__init__([*marks, *self.names, *[f", {x}" for x in self.names], *self.values])
 
-    # A trace is a text. Values and variables count from 0 below, and values from 1 in the text.
+    # A trace is a text. The code below numbers values and variables from 0; the text numbers values
+    # from 1.
 
     def trace(self, commands, asked):
         """The trace of these commands [L, n], with one reveal for each variable in asked [L/S]."""
@@ -174,7 +175,7 @@ class ReplTask(Lexer):
     def test_batch(self, batch, length, spacing, rng, repeated=0):
         """Uniformly random commands, and after every `spacing` of them a uniform reveal.
 
-        repeated: so many of the traces, the first ones, repeat commands.
+        repeated: the first `repeated` traces repeat commands.
         """
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
@@ -336,7 +337,7 @@ def stages(text):
     """A type for argparse: '8:1,16:2' -> ((8, 1), (16, 2)), pairs of length and spacing."""
     pairs = [stage.split(":") for stage in text.split(",")]
     pairs = tuple((int(length), int(spacing)) for length, spacing in pairs)
-    if min(map(min, pairs)) < 0:  # no stream of random numbers has a negative key
+    if min(map(min, pairs)) < 0:  # numpy's random streams take no negative keys
         raise ValueError
     return pairs
 

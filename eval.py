@@ -58,7 +58,7 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
 def predict(model, inputs, description=None):
     """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T].
 
-    NOT_FINITE where the logits are not finite. description: of the progress bar.
+    It is NOT_FINITE where the logits are not finite. description: the progress bar's text.
     """
     tokens = torch.from_numpy(inputs).to(device_of(model))
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
@@ -94,7 +94,7 @@ def wilson(hits, total, z=1.96):
 
 
 def print_table(rows, columns=("chance", "all", "final", "perfect")):
-    """Two lines a row: the columns, and below them the accuracy along the trace."""
+    """Print two lines per row: the columns, then the accuracy along the trace."""
     print("\n     (L,S)" + "".join(f"{name:>9}" for name in columns) + "   95% of perfect")
 
     for row in rows:
@@ -155,7 +155,7 @@ def make(config):
 def make_model(model_class, task, config):
     """A model with random parameters, from the seed and the sizes of a config."""
     options = {name: config[name] for name in options_of(config["model"])}
-    # torch initialises layers from its global generator of the CPU: lend it and give it back.
+    # torch initialises layers from its global CPU generator: seed it here, then restore it.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config["seed"])
         try:
@@ -175,7 +175,7 @@ def find_device(name=None):
 
 
 def device_of(model):
-    """Where the parameters are. A model without parameters is on the CPU."""
+    """The device of the parameters, or the CPU for a model without any."""
     return next(model.parameters(), torch.zeros(0)).device
 
 

@@ -24,7 +24,7 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 
 Deviations from the paper, and from DeltaNet as usually built, and why:
     74 thousand parameters     and one layer (the Transformer has two), not 265 million and 18
-    no SiLU on q, k, v         it makes keys almost positive; a swap key has entries of both signs
+    no SiLU on q, k, v         SiLU makes keys almost positive, but a swap key has both signs
     hard sigmoids              beta = 0 and beta = 2 are reached, not only approached
     a write gate               a reflection needs beta = 2 and should write nothing
     one wide convolution       before all layers, instead of a short one inside each layer
@@ -69,8 +69,9 @@ class LocalBlock(nn.Module):
             state = x.new_zeros(len(x), reach, x.shape[-1])
         window = torch.cat([state, self.norm(x)], 1)  # [B, reach + T, D]
 
-        # self.conv(window.mT).mT, but torch is faster on an image with its channels last in memory.
-        # So make the window an image of height 1. (A hook on self.conv is therefore not called.)
+        # This is self.conv(window.mT).mT. torch is faster on images whose channels are last in
+        # memory, so the window becomes an image of height 1. (A hook on self.conv is therefore not
+        # called.)
         image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
         kernel = self.conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
         conv = F.conv2d(image, kernel, self.conv.bias).squeeze(2).mT  # [B, T, D]
@@ -112,7 +113,7 @@ class DeltaBlock(nn.Module):
         self.beta_max = beta_max
         self.householders = householders
 
-        # One matrix for all that a token decides. The order of its outputs: q [H, K]; k [R, H, K];
+        # One matrix computes all that depends on the token, in this order: q [H, K]; k [R, H, K];
         # v [R, H, K]; strengths [2, R, H], all beta before all write gates.
         self.sizes = [d_model, householders * d_model, householders * d_model,
                       2 * householders * heads]
@@ -135,8 +136,8 @@ class DeltaBlock(nn.Module):
         strengths = F.hardsigmoid(strengths).unflatten(-1, (2, R, H))
         beta, write_gate = strengths.movedim(-1, 1).unbind(-2)  # [B, H, T, R] each
 
-        # For a unit key, I - beta k k^T has the eigenvalue 1 - beta. (A query's norm would be lost
-        # in out_norm anyway.) With write_gate = 0, a step with beta = 2 is a pure reflection.
+        # For a unit key, I - beta k k^T has the eigenvalue 1 - beta. (out_norm discards the norm of
+        # a query anyway.) With write_gate = 0, a step with beta = 2 is a pure reflection.
         return unit(q), unit(k), write_gate.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
@@ -287,7 +288,7 @@ class Transformer(LanguageModel):
 
 
 class LSTM(LanguageModel):
-    """torch's LSTM is the mixer. Its four gates are large, so it is slightly narrower."""
+    """torch's LSTM is the mixer. Its four gates need many parameters, so it is narrower."""
 
     def __init__(self, vocab_size, d_model=60, layers=1, conv_width=8):
         super().__init__(vocab_size, d_model, layers, conv_width, lambda: LSTMBlock(d_model))

@@ -175,7 +175,7 @@ def upcast(x):
 #     D = U - W S_0                                                                             (7)
 #     S_C = S_0 + B^T D = (I - B^T W) S_0 + B^T U                                               (8)
 #
-# and every token is read, again for all chunks in parallel:
+# and every token reads the state, again for all chunks in parallel:
 #
 #     O = Q S_0 + tril(Q B^T) D                                                                 (9)
 #
@@ -191,8 +191,8 @@ def upcast(x):
 #                                   O = Q S_0 + tril(Q B^T) D, again for all chunks at once
 #
 # If nothing is to be stored, V = 0 and U = 0, each token multiplies the state by I - b k^T, and the
-# whole chunk by I - B^T W. So I - B^T W is the product of C such factors, the last on the left: for
-# the delta rule its "WY form" (Bischof and Van Loan 1987), which [2] found.
+# whole chunk by I - B^T W. So I - B^T W is the product of C such factors, the last on the left. For
+# the delta rule, [2] identified it as the "WY form" (Bischof and Van Loan 1987).
 #
 # Names elsewhere. The literature has the delta rule alone, and scales each error by beta at once:
 #
@@ -326,14 +326,14 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 #
 # Why unit keys: with |k| = 1, b = beta k and beta <= 2, each factor A = I - b k^T has norm <= 1.
 # The entry (i, j) of (I + L)^-1 below the diagonal is -k_i^T A_{i-1} ... A_{j+1} b_j: the write at
-# j, carried to i and read there. So no entry exceeds 2. With raw keys the inverse can grow
-# exponentially in C; so it can if b is not parallel to k, since such a step can stretch.
+# j, carried to i and read there. So no entry exceeds 2. The inverse can grow exponentially in C if
+# keys are raw, or if b is not parallel to k, since such a step can stretch.
 #
 # Why a triangular solve: it is exact to rounding. The alternative on a GPU is to multiply out
 # (I - L)(I + L^2)(I + L^4)..., which ends because L^C = 0. But similar keys make the powers of L
 # huge before they vanish, and these must cancel in an inverse whose entries are at most 2. In
 # float32, one repeated key at beta = 0.9 makes an error of about 1 in a chunk of 32 and about 1e9
-# in a chunk of 64; close keys at beta = 0.5 make one of several hundred there.
+# in a chunk of 64, where close keys at beta = 0.5 make one of several hundred.
 #
 # Rounding: a reflection with a rounded key is not exactly orthogonal, and nothing in a linear
 # recurrence pulls the state back. So the error grows with the number of steps, but slowly: after

@@ -10,17 +10,17 @@ Python (Recipe, ReplTask) you ask for them by `repeat_fraction` and `dense_fract
     repeated commands   Small errors then accumulate until the loss can see them (data.py).
     dense reveals       The batch has more reveals than its stage and no lines that set the values,
                         as if the reader had joined the session late. A model that must learn the
-                        values from reveals writes each one into its state; a model that never has
-                        to ignores them, and each reveal then adds an error to the state.
+                        values from reveals writes each one into its state; a model that never needs
+                        reveals ignores them, and each then adds an error to the state.
 
 The learning rates stay constant, so the parameters end up circling a solution. Their average over
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407), and is what train() returns
 unless the last parameters do clearly better on fresh traces.
 
 A run is a folder with model.pt, from which it can be resumed, and results.json, the closing table.
-A run that was interrupted and resumed has the same bits as one that was not, on one machine.
+On one machine, a resumed run matches an uninterrupted one bit for bit.
 
-From Python, the initial parameters are yours: the seed of a Recipe draws the traces only.
+From Python, you initialise the parameters: the seed of a Recipe draws only the traces.
 
     torch.manual_seed(0)
     model = LinRNN(len(task.vocab))
@@ -296,7 +296,7 @@ def train(model, task, recipe, folder=None, resume=False):
                 mean.data.lerp_(parameter.data, 1 / progress.averaged)
 
         # Count. A batch below pass_accuracy breaks the series. One that does not count, or has no
-        # accuracy (see Recipe.loss), leaves it.
+        # accuracy (see Recipe.loss), does not change it.
         progress.step += 1
         progress.stage_step += 1
         progress.tokens += batch.inputs.numel()
@@ -343,7 +343,7 @@ def train(model, task, recipe, folder=None, resume=False):
 
 @torch.no_grad()
 def choose(model, average, task, recipe, progress):
-    """Which parameters to return, asked on 8 fresh batches of the last stage.
+    """Which parameters to return, tested on 8 fresh batches of the last stage.
 
     The average is usually better and sometimes much worse, as when the loss rises between two good
     solutions. So it is returned unless the last parameters have a reveal accuracy that is a point
@@ -367,7 +367,7 @@ def choose(model, average, task, recipe, progress):
 
 
 def result_of(progress, model, average):
-    """The model to evaluate: while training runs, the average once there is one."""
+    """The model to evaluate: the average once there is one, unless the last did better."""
     return average if progress.averaged and progress.returned != "last" else model
 
 
