@@ -366,8 +366,8 @@ def of_run(folder):
     except Untracked as error:
         return print(f"\n{error}")
     lines = rows_left(model, task, image)
-    table("Before and after the last of 64 reveals: the norm that is left (alpha) of the row that it"
-          "\nnames and of the other rows", lines, lines[0], {})
+    table("The last of 64 reveals: the norm that is left (alpha) of the row that it names, and of\n"
+          "the other rows", lines, lines[0], {})
 
 
 def main(argv=None):

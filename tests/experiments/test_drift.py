@@ -178,11 +178,12 @@ def test_the_norm_that_is_left_and_the_error_are_told_apart():
     assert E.item() == pytest.approx(np.abs(seen / expected - P).max())
 
 
-def test_errors_of_repeated_commands_grow_faster_than_those_of_random_ones():
-    machine = SwapMachine("S4", 0.01)
-    random, repeated, _ = [drift.slope(row["error"], 32)
-                           for row in drift.law(machine, machine.task, HEADS, 32)]
+def test_errors_grow_fastest_if_a_command_repeats_and_slowest_if_reveals_are_written():
+    machine = Trusting("S4", 0.01)
+    rows = drift.law(machine, machine.task, HEADS, 32)
+    random, repeated, revealed = [drift.slope(row["error"], 32) for row in rows]
     assert random < 0.7 < repeated
+    assert revealed < random - 0.1  # each reveal renews a row
     assert abs(drift.slope(3 * np.arange(1, 65) ** 0.5) - 0.5) < 1e-10
 
 
