@@ -10,9 +10,10 @@ error. Errors of random commands add up as the root of their number, those of a 
 proportion, and a command in turn with its inverse is worst. Reveals are the third cause. A model
 that never has to learn a value from a reveal tends to ignore it: four of five believe no false one,
 each reveal shortens the state, and with one after every command no state is whole (all five values
-right) after 256. So a quarter of the training batches join a session late, with dense reveals. Then
-17 of 20 seeds get at least 99.5% of the reveals right at (256,1), and 15 have every state whole.
-The price: without any reveal, six seeds keep less than a quarter of the states for 256 commands.
+right) after 256. So a quarter of the training batches join a session late, with dense reveals. The
+model then erases the row that a reveal names, and writes the revealed value. 17 of 20 seeds get at
+least 99.5% of the reveals right at (256,1), and 15 have every state whole. The price: without any
+reveal, six seeds keep less than a quarter of the states for 256 commands.
 
     python -m experiments.drift          the tables, from the records
     python -m experiments.drift --run    first make what has no record; two minutes a run
@@ -25,6 +26,7 @@ Next: snap.py.
 import copy
 import sys
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,17 +38,41 @@ from eval import evaluate
 from experiments import (Plan, Study, ask_all, by_test, chapter, grid, in_order, load, percent,
                          read, records, table, trained, where)
 from experiments.groups import alphabet, compose, run_commands
-from experiments.inside import fit_image, read_heads, tracking_heads
+from experiments.inside import Untracked, fit_image, read_heads
+from experiments.play import check_reveals
 from experiments.plots import BLUE, GREY, RED, canvas, draw, ticks_at
 from train import Config
 
 MOST = 64  # commands, as many as in training
 LOOPS = ["repeated", "inverse", "of 2", "of 5"]  # inverse: a command and its inverse in turn
 PLACES = {"none": 0, "one in 16": 16, "one in 4": 4, "every command": 1, "64 at random": None}
-KINDS = ["random", "repeated", "revealed"]  # revealed: random commands, a reveal after each
+KINDS = ["random", "repeated", "revealed"]  # revealed: random, with a reveal after each
 
 
-# --- 1. Loops: when is a variable misread? --------------------------------------------------------
+# --- 1. Reading a trace, command by command -------------------------------------------------------
+
+def follow(model, task, commands, asked=None, places=None):
+    """Let a model read traces: yields the state of its stream after each command and its reveal.
+
+    Shapes: commands [B, L, n].  asked [B, L] variables to reveal, where places, bool [L], says so.
+    """
+    perms = run_commands(commands)
+    _, state = read(model, task, [task.start_lines()] * len(commands))
+    for t in range(commands.shape[1]):
+        texts = map(task.command_line, commands[:, t].tolist())
+        if places is not None and places[t]:
+            texts = [text + task.reveal_lines(i, perm[i])
+                     for text, i, perm in zip(texts, asked[:, t], perms[:, t])]
+        _, state = read(model, task, texts, state)
+        yield state
+
+
+def is_whole(model, task, state, perms):
+    """Whether a state answers for all variables: perms [B, n] -> bool [B]."""
+    return (ask_all(model, task, state, len(perms)) == perms).all(1)
+
+
+# --- 2. Loops: when is a variable misread? --------------------------------------------------------
 
 def loops_of(task):
     """The commands of one round, for each kind of loop: {kind: [loops, commands, n]}."""
@@ -65,22 +91,18 @@ def first_misread(model, task, loops, most=MOST):
     All variables are asked for after each round.
     Shapes: loops [B, commands, n] -> int [B]; most + 1 where nothing is misread within `most`.
     """
-    batch, length, n = loops.shape
-    texts = ["".join(map(task.command_line, loop)) for loop in loops.tolist()]
-    once = run_commands(loops)[:, -1]  # what one round does
-
-    _, state = read(model, task, [task.start_lines()] * batch)
-    perms = np.tile(np.arange(n), (batch, 1))
+    batch, length, _ = loops.shape
+    commands = np.tile(loops, (1, most // length, 1))
+    perms = run_commands(commands)
     first = np.full(batch, most + 1)
-    for commands in range(length, most + 1, length):
-        _, state = read(model, task, texts, state)
-        perms = compose(perms, once)
-        wrong = (ask_all(model, task, state, batch) != perms).any(1)
-        first[wrong & (first > most)] = commands
+    for t, state in enumerate(follow(model, task, commands)):
+        if (t + 1) % length == 0:
+            misread = ~is_whole(model, task, state, perms[:, t])
+            first[misread & (first > most)] = t + 1
     return first
 
 
-# --- 2. Reveals: does a model use them? -----------------------------------------------------------
+# --- 3. Reveals: does a model use them? -----------------------------------------------------------
 
 def whole_states(model, task, places, length=256, traces=96):
     """Fraction of states in which all variables are read correctly, after `length` commands.
@@ -90,16 +112,8 @@ def whole_states(model, task, places, length=256, traces=96):
     rng = generator(0, "test", length)
     commands = draw_commands(task.group, task.commands, (traces, length), rng)
     asked = rng.integers(task.group.degree, size=(traces, length))
-    perms = run_commands(commands)
-
-    _, state = read(model, task, [task.start_lines()] * traces)
-    for t in range(length):
-        texts = [task.command_line(g) for g in commands[:, t].tolist()]
-        if places[t]:
-            texts = [text + task.reveal_lines(i, perm[i])
-                     for text, i, perm in zip(texts, asked[:, t], perms[:, t])]
-        _, state = read(model, task, texts, state)
-    return (ask_all(model, task, state, traces) == perms[:, -1]).all(1).mean()
+    *_, state = follow(model, task, commands, asked, places)
+    return is_whole(model, task, state, run_commands(commands)[:, -1]).mean()
 
 
 def places_of(name, length=256):
@@ -116,9 +130,7 @@ def believed(model, task, length=32, traces=96):
     """
     rng = generator(1, "test", length)
     commands = draw_commands(task.group, task.commands, (traces, length), rng)
-    texts = [task.start_lines() + "".join(map(task.command_line, trace))
-             for trace in commands.tolist()]
-    _, state = read(model, task, texts)
+    *_, state = follow(model, task, commands)
 
     n = task.group.degree
     rows = np.arange(traces)
@@ -128,7 +140,7 @@ def believed(model, task, length=32, traces=96):
     return (ask_all(model, task, state, traces)[rows, asked] == false).mean()
 
 
-# --- 3. The law of the errors ---------------------------------------------------------------------
+# --- 4. The law of the errors ---------------------------------------------------------------------
 #
 # A state is a linear image of the permutation matrix P (inside.py, equation 1). What a drifted
 # state is read as is
@@ -147,7 +159,16 @@ def believed(model, task, length=32, traces=96):
 # random walk, as the root of their number. A repeated command adds the same error every time, and
 # leaves the parts of it along its eigenvalues 1 where they are: those add up in proportion.
 #
-# A reveal adds an error as well, unless the model writes the revealed value into its row.
+# A reveal adds an error as well. A model that uses it erases the row of the variable and writes the
+# revealed value there: the alpha of that row is as if it were new, and the other rows shrink a bit.
+
+def settled(model, task, image, state, batch):
+    """What a state is read as, less 1/n, on a branch in which the last command has settled."""
+    if task.commands == "full":  # the next line must have named its left-hand side (inside.py)
+        settling = task.command_line(range(image.n)).split(" = ")[0] + " = "
+        _, state = read(model, task, [settling] * batch, state)
+    return image.read(read_heads(state, image.heads)) - 1 / image.n
+
 
 def errors(model, task, image, commands, reveals=False):
     """alpha, and the largest entry of E, after each command: [B, L], [B, L].
@@ -155,30 +176,17 @@ def errors(model, task, image, commands, reveals=False):
     Shapes: commands [B, L, n].  reveals: whether each command is followed by one.
     """
     batch, length, n = commands.shape
-    perms = run_commands(commands)
     asked = generator(0, "test").integers(n, size=(batch, length))
+    states = follow(model, task, commands, asked, [reveals] * length)
+    seen = torch.stack([settled(model, task, image, state, batch) for state in states], 1)
 
-    # A network works late: a command has settled once the next one has named its left-hand side.
-    settling = task.command_line(range(n)).split(" = ")[0] + " = "
-    _, state = read(model, task, [task.start_lines()] * batch)
-    states = []
-    for t in range(length):
-        texts = [task.command_line(g) for g in commands[:, t].tolist()]
-        if reveals:
-            texts = [text + task.reveal_lines(i, perm[i])
-                     for text, i, perm in zip(texts, asked[:, t], perms[:, t])]
-        _, state = read(model, task, texts, state)
-        _, settled = read(model, task, [settling] * batch, state)
-        states.append(read_heads(settled, image.heads))
-
-    P = F.one_hot(torch.from_numpy(perms), n) - 1 / n
-    seen = image.read(torch.stack(states, 1)) - 1 / n
+    P = F.one_hot(torch.from_numpy(run_commands(commands)), n) - 1 / n
     alpha = (seen * P).sum((-2, -1)) / P.square().sum((-2, -1))
     E = seen / alpha[..., None, None] - P
     return alpha.numpy(), E.abs().flatten(-2).amax(-1).numpy()
 
 
-def law(model, task, heads, length=128):
+def law(model, task, heads=None, length=128):
     """Medians of alpha and E after 1, 2, ... commands, for three kinds of traces: a list of dicts.
 
     Every kind has one trace for every second command of the group.
@@ -189,9 +197,8 @@ def law(model, task, heads, length=128):
     fresh = draw_commands(task.group, task.commands, same.shape[:2], generator(0, "test", length))
 
     rows = []
-    for kind, commands, reveals in [("random", fresh, False), ("repeated", same, False),
-                                    ("revealed", fresh, True)]:
-        alpha, E = errors(model, task, image, commands, reveals)
+    for kind, commands in [("random", fresh), ("repeated", same), ("revealed", fresh)]:
+        alpha, E = errors(model, task, image, commands, kind == "revealed")
         rows.append({"kind": kind, "alpha": np.median(alpha, 0).tolist(),
                      "error": np.median(E, 0).tolist()})
     return rows
@@ -202,7 +209,36 @@ def slope(error, end=64):
     return np.polyfit(np.log(np.arange(1, end + 1)), np.log(error[:end]), 1)[0]
 
 
-# --- 4. The study ---------------------------------------------------------------------------------
+def rows_left(model, task, image, length=64, traces=96):
+    """The median alpha of the row that a reveal names, and of the other rows: a line for each.
+
+    The states are those before the last of `length` reveals, one after every command; after it; and
+    after a false one in its place.
+    """
+    rng = generator(0, "test", length)
+    commands = draw_commands(task.group, task.commands, (traces, length), rng)
+    asked = rng.integers(image.n, size=(traces, length))
+    *_, state = follow(model, task, commands, asked, np.arange(length) < length - 1)
+
+    perms = run_commands(commands)[:, -1]
+    last = asked[:, -1]
+    value = perms[np.arange(traces), last]
+    states = {"before": state}
+    for name, shown in [("after", value), ("after a false one", (value + 1) % image.n)]:
+        _, states[name] = read(model, task, map(task.reveal_lines, last, shown), state)
+
+    P = F.one_hot(torch.from_numpy(perms), image.n) - 1 / image.n
+    named = torch.from_numpy(last[:, None] == np.arange(image.n))
+    lines = {"row": "named"}, {"row": "others"}
+    for name, state in states.items():
+        seen = settled(model, task, image, state, traces)
+        alpha = (seen * P).sum(-1) / P.square().sum(-1)
+        for line, chosen in zip(lines, (named, ~named)):
+            line[name] = f"{alpha[chosen].median():.2f}"
+    return lines
+
+
+# --- 5. The study ---------------------------------------------------------------------------------
 
 RECIPES = {
     "default": {},  # python train.py --model linrnn --group S5
@@ -218,10 +254,10 @@ def plan(cell):
     config = Config(seed=cell["seed"], **RECIPES[cell["recipe"]])
     task, model = evaluation.make(asdict(config))
     return Plan(task, lambda: model, config, TESTS,
-                measure if cell["seed"] % 100 < 3 else measure_drift)
+                partial(measure, with_law=cell["seed"] % 100 < 3))
 
 
-def measure_drift(model, task, tests):
+def measure(model, task, tests, with_law):
     """A row of eval.py for each test (fewer traces if they are long), each loop, each spacing."""
     rows = []
     for length, spacing in tests:
@@ -232,18 +268,14 @@ def measure_drift(model, task, tests):
         rows.append({"loop": loop, "first": first_misread(model, task, commands).tolist()})
     for name in PLACES:
         rows.append({"reveals": name, "whole": whole_states(model, task, places_of(name))})
-    return [*rows, {"believed": believed(model, task)}]
-
-
-def measure(model, task, tests):
-    """The same, and the law."""
-    return [*measure_drift(model, task, tests), *law(model, task, tracking_heads(model, task))]
+    rows.append({"believed": believed(model, task)})
+    return rows + (law(model, task) if with_law else [])
 
 
 STUDIES = [Study("drift", CELLS, trained(plan))]
 
 
-# --- 5. The tables and the picture ----------------------------------------------------------------
+# --- 6. The tables and the picture ----------------------------------------------------------------
 
 def part(row, **conditions):
     """The one result of a row in which these keys have these values."""
@@ -311,11 +343,12 @@ def picture():
     return figure
 
 
-# --- 6. The command line --------------------------------------------------------------------------
+# --- 7. The command line --------------------------------------------------------------------------
 
 def of_run(folder):
     """Print the loops and the reveals of one run."""
     task, model = load(folder)
+    check_reveals(task)
     rows = []
     for loop, commands in loops_of(task).items():
         first = first_misread(model, task, commands)
@@ -327,6 +360,14 @@ def of_run(folder):
             for name in PLACES]
     table("Fraction of whole states read correctly after 256 random commands", rows, rows[0], {})
     print(f"\nFalse reveals that are believed: {believed(model, task):.2f}")
+
+    try:
+        image, _ = fit_image(model, task)
+    except Untracked as error:
+        return print(f"\n{error}")
+    lines = rows_left(model, task, image)
+    table("The last of 64 reveals: the norm that is left (alpha) of the row that it names, and of\n"
+          "the other rows", lines, lines[0], {})
 
 
 def main(argv=None):

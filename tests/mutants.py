@@ -118,8 +118,8 @@ TABLE = {
         ("(1 - p) * H + p * H[g]", "p * H + (1 - p) * H[g]", "coin_is_a_delta_step"),
         ("        H = H / H.sum(-2, keepdim=True)\n", "", "sinkhorn")],
     "experiments/drift.py": [
-        ("first[wrong & (first > most)]", "first[wrong]", "misread"),
-        ("!= perms).any(1)", "!= perms).all(1)", "one_misread_variable")],
+        ("first[misread & (first > most)]", "first[misread]", "misread"),
+        ("== perms).all(1)", "== perms).any(1)", "one_misread_variable")],
     "experiments/snap.py": [
         ("torch.where(rows, self.image.project(held), held)", "self.image.project(held)",
          "projected_where_it_is_due"),
