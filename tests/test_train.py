@@ -178,20 +178,6 @@ def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_se
         assert log[-1][name] == pytest.approx(expected.item(), abs=1e-4)
 
 
-def test_the_compiled_network_has_the_parameters_of_the_model(monkeypatch):
-    lengths = []
-
-    def compiler(model, dynamic):
-        assert dynamic
-        return lambda tokens: lengths.append(tokens.shape[1]) or model(tokens)
-
-    monkeypatch.setattr(torch, "compile", compiler)
-    plain, _ = train_small({"final_steps": 1})
-    compiled, log = train_small({"final_steps": 1, "compile": True})
-    assert len(lengths) == log[-1]["step"] and len({*lengths}) == 2
-    assert same(plain.state_dict(), compiled.state_dict())
-
-
 # --- What train returns ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("changes, first", [
@@ -278,20 +264,6 @@ def test_a_recipe_that_cannot_be_trained_is_refused_by_name(name, value):
 def test_a_stage_that_is_not_a_length_and_a_spacing_is_refused(stage):
     with pytest.raises(ValueError):
         Recipe(curriculum=[(2, 1), stage])
-
-
-def test_numbers_of_numpy_and_a_subclass_can_be_stored_and_resumed(tmp_path):
-    """A new field whose default is 0 may be 0."""
-    @dataclass
-    class Noisy(Recipe):
-        copies: int = 0
-
-    changes = {"curriculum": np.array([[2, 1], [4, 2]]), "seed": np.int64(3), "final_steps": 3,
-               "lr": np.float32(0.01), "batch": np.int32(2)}
-    train_small(changes, kind=Noisy, folder=tmp_path)
-    assert checkpoint_of(tmp_path)["config"]["curriculum"] == ((2, 1), (4, 2))
-    _, log = train_small(changes, kind=Noisy, folder=tmp_path, resume=True)
-    assert log[-1]["step"] == 6
 
 
 def test_every_typed_option_wins_over_the_default():
