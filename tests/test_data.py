@@ -131,7 +131,6 @@ def test_each_reveal_asks_any_variable_whatever_the_others_ask(draw):
 def test_a_trace_reveals_the_variables_asked_for_after_each_spacing():
     task, rng = ReplTask(Group("S5")), default_rng(2)
     text = task.trace(task.group.draw((12,), rng).tolist(), [4, 0, 4])
-    assert session(typed_lines(text)) == text
     reveals = [line if "print" in line else "" for line in typed_lines(text)[5:]]
     assert reveals == [part for x in "eae" for part in (*[""] * 4, f"print('{x}', {x})")]
 

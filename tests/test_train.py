@@ -250,12 +250,6 @@ def test_a_recipe_that_cannot_be_trained_is_refused_by_name(name, value):
         Recipe(**{name: value})
 
 
-@pytest.mark.parametrize("stage", [(8, 3), (0, 1), (8, 0), (-8, -1), (8,), (8, 1, 1), ("x", 1)])
-def test_a_stage_that_is_not_a_length_and_a_spacing_is_refused(stage):
-    with pytest.raises(ValueError):
-        Recipe(curriculum=[(2, 1), stage])
-
-
 def test_every_typed_option_wins_over_the_default():
     typed = {"curriculum": "6:3,12:4", "lengths": "4:2", "group": "S6", "model": "linrnn",
              "commands": "swap", "optimizer": "adamw", "pass_accuracy": "0.5", "beta_max": "1.5",
@@ -342,7 +336,7 @@ def test_the_library_overwrites_no_run_and_resumes_only_the_same_recipe(tmp_path
     """A first step that fails leaves nothing behind."""
     monkeypatch.setattr(trainer, "SAVE_EVERY", 4)
     with pytest.raises(IndexError):
-        train_small(model=LinRNN(5, d_model=8, heads=2), folder=tmp_path)  # of 16 tokens
+        train_small(model=LinRNN(5, d_model=8, heads=2), folder=tmp_path / "x")  # of 16 tokens
     assert not [*tmp_path.iterdir()]
 
     def train_one_stage(broken_step=None, lr=0.1, **more):
