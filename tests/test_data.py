@@ -131,7 +131,6 @@ def test_each_reveal_asks_any_variable_whatever_the_others_ask(draw):
 def test_a_trace_reveals_the_variables_asked_for_after_each_spacing():
     task, rng = ReplTask(Group("S5")), default_rng(2)
     text = task.trace(task.group.draw((12,), rng).tolist(), [4, 0, 4])
-    assert session(typed_lines(text)) == text
     reveals = [line if "print" in line else "" for line in typed_lines(text)[5:]]
     assert reveals == [part for x in "eae" for part in (*[""] * 4, f"print('{x}', {x})")]
 
@@ -172,24 +171,18 @@ def test_a_task_that_cannot_be_drawn_is_refused(name, options, words):
 
 # --- Repeated commands ----------------------------------------------------------------------------
 
-class Recorder(ReplTask):
-    """Keeps the commands of the last batch in `drawn`."""
-
-    def batch_of(self, texts):
-        self.drawn = []
-        return super().batch_of(texts)
-
-    def trace(self, commands, asked):
-        self.drawn.append(commands)
-        return super().trace(commands, asked)
-
-
 def test_a_fraction_of_the_traces_repeats_a_command_with_a_probability():
     """In a quarter of 400 traces a command is the one before with probability 0.8 + 0.2 / 120, in
     the others with 1 / 120; each one that is not is uniform."""
-    task = Recorder(Group("S5"), repeat_fraction=0.25)
-    task.training_batch(400, 64, 8, default_rng(0))
-    drawn = np.array(task.drawn)
+    drawn = []
+
+    class Recorder(ReplTask):
+        def trace(self, commands, asked):
+            drawn.append(commands)
+            return super().trace(commands, asked)
+
+    Recorder(Group("S5"), repeat_fraction=0.25).training_batch(400, 64, 8, default_rng(0))
+    drawn = np.array(drawn)
     equal = (drawn[:, 1:] == drawn[:, :-1]).all(-1)
     assert abs(equal[:100].mean() - (0.8 + 0.2 / 120)) < 0.03  # six deviations of 6,300 coins
     assert equal[100:].mean() < 0.02
@@ -233,13 +226,10 @@ def test_each_line_of_the_demo_shows_pythons_state_after_it(options, capsys):
         assert tokens.replace("|", "") == line
 
 
-@pytest.mark.parametrize("options, words", [
-    *[(options, "multiple") for options in ("--length 0", "--length -4", "--length 3",
-                                            "--spacing 0", "--spacing -2", "--spacing 8")],
-    ("--length two", "--length"), ("--group Q8", "Q8"), ("--commands both", "commands"),
-    ("--group Z3 --commands swap", "S<n>"), ("--gruop S5", "--gruop")])
-def test_the_demo_refuses_bad_input_in_one_line(options, words, refused):
-    refused(data.main, options.split(), words)
+@pytest.mark.parametrize("options", ["--length 0", "--length -4", "--length 3", "--spacing 0",
+                                     "--spacing -2", "--spacing 8"])
+def test_the_demo_refuses_a_length_that_is_no_multiple_of_the_spacing(options, refused):
+    refused(data.main, options.split(), "multiple")
 
 
 def test_ctrl_c_ends_with_130_and_a_closed_pipe_in_silence():

@@ -6,11 +6,10 @@ import os
 import pty
 import re
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from unittest.mock import Mock
 
 import eval as evaluation
-import numpy as np
 import pytest
 import torch
 import train as trainer
@@ -102,15 +101,6 @@ def test_the_log_and_the_output_say_where_each_stage_was_left_and_what_was_not_l
 
 # --- A step ---------------------------------------------------------------------------------------
 
-def test_without_dense_batches_draw_is_a_training_batch_and_draws_nothing_else():
-    task = ReplTask(Group("S5"), repeat_fraction=0.5)
-    for stage, shape in enumerate(Recipe.curriculum):
-        rng, other = [generator(0, "train", 7) for _ in range(2)]
-        batch, counts = Recipe().draw(task, Progress(stage=stage), rng)
-        assert all(map(np.array_equal, batch, task.training_batch(16, *shape, other))) and counts
-        assert rng.random() == other.random()
-
-
 def test_a_fraction_of_the_batches_is_dense_and_does_not_count():
     """A dense batch has as many traces and commands, and more reveals; (2,1) cannot be denser."""
     recipe = Recipe(curriculum=[(2, 1), (12, 6)], dense_fraction=0.25, batch=3)
@@ -176,20 +166,6 @@ def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_se
     for name, expected in [("loss", losses.mean()), ("reveal_loss", reveal_loss),
                            ("gradient_norm", norm)]:
         assert log[-1][name] == pytest.approx(expected.item(), abs=1e-4)
-
-
-def test_the_compiled_network_has_the_parameters_of_the_model(monkeypatch):
-    lengths = []
-
-    def compiler(model, dynamic):
-        assert dynamic
-        return lambda tokens: lengths.append(tokens.shape[1]) or model(tokens)
-
-    monkeypatch.setattr(torch, "compile", compiler)
-    plain, _ = train_small({"final_steps": 1})
-    compiled, log = train_small({"final_steps": 1, "compile": True})
-    assert len(lengths) == log[-1]["step"] and len({*lengths}) == 2
-    assert same(plain.state_dict(), compiled.state_dict())
 
 
 # --- What train returns ---------------------------------------------------------------------------
@@ -272,26 +248,6 @@ def test_the_chosen_parameters_are_returned_stored_and_named_in_the_log(chosen, 
 def test_a_recipe_that_cannot_be_trained_is_refused_by_name(name, value):
     with pytest.raises(UserError, match=name):
         Recipe(**{name: value})
-
-
-@pytest.mark.parametrize("stage", [(8, 3), (0, 1), (8, 0), (-8, -1), (8,), (8, 1, 1), ("x", 1)])
-def test_a_stage_that_is_not_a_length_and_a_spacing_is_refused(stage):
-    with pytest.raises(ValueError):
-        Recipe(curriculum=[(2, 1), stage])
-
-
-def test_numbers_of_numpy_and_a_subclass_can_be_stored_and_resumed(tmp_path):
-    """A new field whose default is 0 may be 0."""
-    @dataclass
-    class Noisy(Recipe):
-        copies: int = 0
-
-    changes = {"curriculum": np.array([[2, 1], [4, 2]]), "seed": np.int64(3), "final_steps": 3,
-               "lr": np.float32(0.01), "batch": np.int32(2)}
-    train_small(changes, kind=Noisy, folder=tmp_path)
-    assert checkpoint_of(tmp_path)["config"]["curriculum"] == ((2, 1), (4, 2))
-    _, log = train_small(changes, kind=Noisy, folder=tmp_path, resume=True)
-    assert log[-1]["step"] == 6
 
 
 def test_every_typed_option_wins_over_the_default():
@@ -377,7 +333,11 @@ def test_a_run_that_was_cut_and_resumed_has_the_bits_of_the_run(owner, function,
 
 
 def test_the_library_overwrites_no_run_and_resumes_only_the_same_recipe(tmp_path, monkeypatch):
+    """A first step that fails leaves nothing behind."""
     monkeypatch.setattr(trainer, "SAVE_EVERY", 4)
+    with pytest.raises(IndexError):
+        train_small(model=LinRNN(5, d_model=8, heads=2), folder=tmp_path / "x")  # of 16 tokens
+    assert not [*tmp_path.iterdir()]
 
     def train_one_stage(broken_step=None, lr=0.1, **more):
         class Breaks(Recipe):
@@ -395,12 +355,6 @@ def test_the_library_overwrites_no_run_and_resumes_only_the_same_recipe(tmp_path
         assert same(checkpoint_of(tmp_path), cut)
     _, log = train_one_stage(resume=True)
     assert [row["step"] for row in log] == [10, 12]
-
-
-def test_a_first_step_that_fails_leaves_no_run_behind(tmp_path):
-    with pytest.raises(IndexError):
-        train_small(model=LinRNN(5, d_model=8, heads=2), folder=tmp_path / "run")  # of 16 tokens
-    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("out", ["", "logged", "~/run"])
@@ -424,20 +378,16 @@ def test_a_folder_without_a_run_is_taken_and_one_with_a_run_is_not(out, tmp_path
     assert same(checkpoint_of(folder), before) and (folder / "results.json").exists()
 
 
-@pytest.mark.parametrize("options, steps, words", [
-    ("--model transformer --optimizer adamw", 6, ""), ("--model lstm --commands swap", 6, ""),
-    ("--beta-max 1 --dense-fraction 1", 6, ""),
-    ("--pass-accuracy 1 --max-curriculum-steps 3", 3, "stopped in stage 1 of 2")])
-def test_the_command_trains_every_model_and_its_folder_has_the_result(options, steps, words,
-                                                                      tmp_path, capsys):
+@pytest.mark.parametrize("options", [
+    "--model transformer --optimizer adamw", "--model lstm --commands swap",
+    "--beta-max 1 --dense-fraction 1"])
+def test_the_command_trains_every_model_and_its_folder_has_the_result(options, tmp_path):
     small = " ".join(SMALL).replace("--heads 2", "" if "lstm" in options else "--heads 2")
     main([*small.split(), *options.split(), "--out", str(tmp_path)])
-    first, whole = capsys.readouterr().out, checkpoint_of(tmp_path)
     result = json.loads((tmp_path / "results.json").read_text())
-    assert first.partition("NOT LEARNED: ")[2].partition("\n")[0] == words
     task, model = evaluation.load(tmp_path)
     assert result["results"] == [evaluation.evaluate(model, task, 4, 2, 4)]
-    assert result["step"] == whole["progress"]["step"] == steps
+    assert result["step"] == checkpoint_of(tmp_path)["progress"]["step"] == 6
     assert result["returned"] in ("last", "average")
 
 
