@@ -203,8 +203,8 @@ class SwapCurriculum(Recipe):
     final_steps: int = 300
     late: float = 1.0  # scale of the learning rates after the first eight rungs
 
-    # The fraction of batches that show an earlier rung. They count as well, so four of them in a row
-    # pass a rung that is not learned. (Half of the LSTMs' rungs ended like that.)
+    # The fraction of batches that show an earlier rung. They count as well, so four of them in a
+    # row pass a rung that is not learned. (Half of the LSTMs' rungs ended like that.)
     earlier: float = 0.2
     easy: float = 0.3  # fraction of full commands that are products of a few swaps
     rung_millions: float = 45.0  # tokens on one rung before training stops
