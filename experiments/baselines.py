@@ -392,7 +392,7 @@ def picture_of_swaps():
     axes.legend(frameon=False, loc="center left")
     axes.axhline(0.2, color=GREY, linestyle="--", linewidth=0.9)
     axes.set(xlabel="million tokens read:   o  all lengths at once,   •  swaps first",
-             ylim=(0, 1.04), ylabel="accuracy at the first reveal, after 16 commands")
+             ylim=(0, 1.04), ylabel="accuracy after 16 commands")
     ticks_at(axes, [10, 15, 45, 100])
     return figure
 
