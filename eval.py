@@ -220,6 +220,8 @@ def main(argv=None):
         raise UserError("--traces must be at least 1, and --seed at least 0")
 
     task, model = load(args.run, find_device(args.device))
+    for stage in args.lengths:
+        task.check(*stage)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
         plot(rows, read_checkpoint(args.run)["config"], args.plot)

@@ -102,7 +102,7 @@ def scan_recurrent(q, k, b, v, state=None):
 
     Shapes: q, k, b [..., T, K]; v [..., T, V]; state [..., K, V] or None (zeros)
             -> out [..., T, V], state [..., K, V].
-    Half precision is computed and returned in float32.
+    Half precision is computed and returned in float32 (under autocast, only by the chunks).
     Raises: ValueError if the shapes do not fit.
     Cost: O(T K V), T sequential steps.  Source: [1] equations 23-25; [2] equation 2.
     """
@@ -317,8 +317,8 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
     # Read after every step, and keep only the last read of each token.
     R = k.shape[-2]
     q_each_step = q.repeat_interleave(R, dim=-2)
-    out, state = delta_rule_chunked(q_each_step, k.flatten(-3, -2), v.flatten(-3, -2),
-                                    beta.flatten(-2), state, chunk_size)
+    k, b, v = [x.flatten(-3, -2) for x in (k, beta_k(k, beta), v)]
+    out, state = scan_chunked(q_each_step, k, b, v, state, chunk_size)
     return out[..., R - 1::R, :].contiguous(), state
 
 
@@ -427,8 +427,9 @@ class ChunkedScan(torch.autograd.Function):
         return out_NCV, state_KV
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # autograd cannot see into an operator
     def backward(ctx, g_out_NCV, G_KV):
+        if torch.is_grad_enabled():  # for a second derivative; autograd cannot see into an operator
+            raise RuntimeError("the chunked scan has no second derivative; use scan_recurrent")
         return tuple(backward_operator(*ctx.saved_tensors, g_out_NCV, G_KV))
 
 

@@ -50,9 +50,11 @@ def refused(capsys):
         capsys.readouterr()
         with pytest.raises(SystemExit, match="^2$"):
             data.run_cli(lambda: main([*map(str, argv)]))
-        line, = capsys.readouterr().err.splitlines()
+        printed, errors = capsys.readouterr()
+        line, = errors.splitlines()
         for word in words:
             assert word in line
+        return printed
     return run
 
 
