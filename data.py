@@ -351,7 +351,7 @@ def run_cli(command):
         sys.exit(130)
     except BrokenPipeError:  # as in `python data.py | head -1`
         os._exit(1)  # at once: a normal exit would flush, and fail again
-    except (UserError, OSError, MemoryError, NotImplementedError) as error:  # or a blank exercise
+    except (UserError, OSError, NotImplementedError) as error:  # the last: an unsolved exercise
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
 

@@ -325,5 +325,5 @@ def test_shapes_that_do_not_fit_are_refused_by_name():
 
     q.requires_grad_()
     out, _ = delta_rule_chunked(q, k, v, beta)
-    with pytest.raises(RuntimeError, match="no second derivative"):  # of a loss linear in out, too
+    with pytest.raises(RuntimeError, match="no second derivative"):  # even of a linear loss
         torch.autograd.grad(out.sum(), q, create_graph=True)
