@@ -25,7 +25,6 @@ Next: scan.py, a linear recurrence that can execute such a trace.
 
 import argparse
 import itertools
-import os
 import re
 import string
 import sys
@@ -35,52 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# --- 1. Commands ---------------------------------------------------------------------------------
-
-COMMANDS = ["full", "swap"]
-
-
-def draw_commands(group, commands, shape, rng):
-    """Uniformly random commands of one kind: [*shape, n]."""
-    if commands == "full":
-        return group.draw(shape, rng)
-    return rng.choice(group.transpositions, size=shape)
-
-
-# Training can repeat commands. A model makes a small error in every command. Over random commands
-# the errors partly cancel; over one repeated command they accumulate until the loss can see them.
-REPEAT = 0.8  # probability that a command repeats the one before it: 5 in a row on average
-SHORTEST_WITH_REPEATS = 8  # commands in a trace
-
-
-def repeat_commands(commands, rng):
-    """Replace each command by the one before it with probability REPEAT: [B, L, n] -> [B, L, n]."""
-    repeats = rng.random(commands.shape[:2]) < REPEAT
-
-    # The command to show: the latest one that is not a repeat.
-    shown = np.where(repeats, 0, np.arange(commands.shape[1]))
-    shown = np.maximum.accumulate(shown, 1)
-    return np.take_along_axis(commands, shown[..., None], 1)
-
-
-# --- 2. The trace ---------------------------------------------------------------------------------
-#
-# A task is any class with these members:
-#
-#     vocab                                          its tokens, a list of str
-#     chance                                         accuracy of a guess that ignores the state
-#     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
-#     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
-#
-# ReplTask adds check(), for the command lines, and joined_late(), for dense batches (train.py).
-
-
-class Batch(NamedTuple):
-    """B traces of T tokens, cut for next-token prediction."""
-    inputs: np.ndarray  # int64 [B, T - 1], all tokens but the last
-    targets: np.ndarray  # int64 [B, T - 1], all tokens but the first
-    reveals: np.ndarray  # bool [B, T - 1], the targets that count for the accuracy
-
+# --- 1. The trace ---------------------------------------------------------------------------------
 
 class Lexer:
     """Text to token ids and back: decode(encode(text)) == text."""
@@ -93,7 +47,7 @@ class Lexer:
         self.pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def encode(self, text):
-        """The token ids of a text, a list.  Raises: UserError."""
+        """The token ids of a text, a list."""
         # findall silently skips anything it cannot match, so check that nothing was lost.
         tokens = self.pattern.findall(text)
         if "".join(tokens) != text:
@@ -111,21 +65,18 @@ class ReplTask(Lexer):
     A comma belongs to the name after it, so a trace has T = 5n + L (2n + 3) + 11 L/S tokens (a
     `swap` command has 7, not 2n + 3).
 
-    repeat_fraction: the fraction of training traces with repeated commands.
-    Raises: UserError for swap commands in a group that swaps do not generate.
+    repeat_fraction: the fraction of training traces with repeated commands (section 4).
     """
 
-    def __init__(self, group, commands="full", repeat_fraction=0.0):
+    def __init__(self, group, commands="full", repeat_fraction=0.5):
+        if commands not in ("full", "swap"):
+            raise UserError(f"commands must be full or swap; got {commands!r}")
+        if commands == "swap" and group.order != factorial(group.degree):
+            raise UserError(f"swap commands need S<n>; got {group.name}")
         self.group = group
         self.commands = commands
         self.repeat_fraction = repeat_fraction
         self.chance = group.chance
-        if commands not in COMMANDS:
-            raise UserError(f"commands must be one of {', '.join(COMMANDS)}; got {commands!r}")
-        if commands == "swap" and group.order != factorial(group.degree):
-            raise UserError(f"swap commands need S<n>; got {group.name}")
-        if not 0 <= repeat_fraction <= 1:
-            raise UserError(f"repeat_fraction must be between 0 and 1; got {repeat_fraction}")
 
         # The vocabulary: marks, names that begin a list, names within one, values.
         self.names = string.ascii_lowercase[:group.degree]
@@ -167,6 +118,8 @@ class ReplTask(Lexer):
         x = self.names[variable]
         return f">>> print('{x}', {x})\n{x} {self.values[value]}\n"
 
+    # A batch is traces as arrays of tokens, all equally long.
+
     def training_batch(self, batch, length, spacing, rng):
         """A test_batch in which some traces repeat commands. (Short ones teach single commands.)"""
         repeated = round(self.repeat_fraction * batch) if length >= SHORTEST_WITH_REPEATS else 0
@@ -192,7 +145,7 @@ class ReplTask(Lexer):
         return Batch(inputs, targets, inputs == self.ids[" "])
 
     def joined_late(self, batch):
-        """The same traces from the first command on, so only reveals tell the values."""
+        """The same traces from the first command on, so only reveals tell the values (train.py)."""
         first = 5 * self.group.degree  # tokens of start_lines()
         return Batch(*(part[:, first:] for part in batch))
 
@@ -204,7 +157,20 @@ class ReplTask(Lexer):
                             f"of the spacing; got length {length}, spacing {spacing}")
 
 
-# --- 3. Groups ------------------------------------------------------------------------------------
+# Any class with these four members is a task:
+#     vocab                                          its tokens, a list of str
+#     chance                                         accuracy of a guess that ignores the state
+#     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
+#     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
+
+class Batch(NamedTuple):
+    """B traces of T tokens, cut for next-token prediction."""
+    inputs: np.ndarray  # int64 [B, T - 1], all tokens but the last
+    targets: np.ndarray  # int64 [B, T - 1], all tokens but the first
+    reveals: np.ndarray  # bool [B, T - 1], the targets that count for the accuracy
+
+
+# --- 2. Groups ------------------------------------------------------------------------------------
 
 class Group:
     """A finite group of permutations of n points; n is its degree.
@@ -214,7 +180,6 @@ class Group:
 
     Attributes: degree; order, the number of elements; chance, the accuracy of a guess that knows
         the variable but not the state.
-    Raises: UserError for an unknown name, more than 26 points, or elements that are not a group.
     """
 
     def __init__(self, name, elements=None):
@@ -223,8 +188,11 @@ class Group:
             self.letter, self.degree, self.order = read_name(name)
         else:
             self.letter = None
-            self.elements = check_elements(name, np.array(elements))
+            self.elements = np.unique(elements, axis=0)
             self.order, self.degree = self.elements.shape
+            products = self.elements[:, self.elements].reshape(-1, self.degree)  # of any two: g[h]
+            if len(np.unique(products, axis=0)) > self.order:
+                raise UserError(f"group {name}: list all elements, and not only generators")
         if self.degree > 26:
             raise UserError(f"variables are the letters a to z, but {name} needs {self.degree}")
         # A transitive group moves each point to each other one equally often.
@@ -266,7 +234,7 @@ class Group:
 
 
 def read_name(name):
-    """S5 -> its letter, degree and order: (S, 5, 120).  Raises: UserError."""
+    """S5 -> its letter, degree and order: (S, 5, 120)."""
     if not re.fullmatch(r"[SZ]([2-9]|[1-9]\d+)|[AD]([3-9]|[1-9]\d+)", name):
         raise UserError(f"unknown group {name!r}: expected S<n>, Z<n> (n from 2), A<n> or D<n> "
                         "(n from 3), e.g. S5")
@@ -276,30 +244,19 @@ def read_name(name):
     return letter, n, orders[letter]
 
 
-def check_elements(name, elements):
-    """The elements without duplicates, in lexicographic order.  Raises: UserError."""
-    if elements.ndim != 2 or (np.sort(elements) != np.arange(elements.shape[1])).any():
-        raise UserError(f"group {name}: each element must be a permutation of 0 to n - 1")
-    elements = np.unique(elements, axis=0)
-
-    # A finite set of permutations that is closed also has the identity and all inverses.
-    n = elements.shape[1]
-    products = elements[:, elements].reshape(-1, n)  # of any two: g[h]
-    if len(np.unique(products, axis=0)) > len(elements):
-        raise UserError(f"group {name} is not closed: a product of two elements is missing")
-
-    # Only then are all n values of a variable equally likely.
-    if len(np.unique(elements[:, 0])) < n:
-        raise UserError(f"group {name} is not transitive: point 0 does not reach every point")
-    return elements
-
-
 def is_odd(perms):
     """Whether each permutation is odd, i.e. its matrix has determinant -1: [..., n] -> [...]."""
     return np.linalg.det(np.eye(perms.shape[-1])[perms]) < 0
 
 
-# --- 4. Random streams ----------------------------------------------------------------------------
+# --- 3. Random commands, from independent streams -------------------------------------------------
+
+def draw_commands(group, commands, shape, rng):
+    """Uniformly random commands, `full` or `swap`: [*shape, n]."""
+    if commands == "full":
+        return group.draw(shape, rng)
+    return rng.choice(group.transpositions, size=shape)
+
 
 PURPOSES = {"train": 0, "valid": 1, "test": 2}
 
@@ -317,51 +274,59 @@ def generator(seed, purpose, *key):
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
-# --- 5. For all command lines ---------------------------------------------------------------------
+# --- 4. Repeated commands, in training only -------------------------------------------------------
+#
+# A model makes a small error in every command. Over random commands the errors partly cancel; over
+# one repeated command they accumulate until the loss can see them.
+
+REPEAT = 0.8  # probability that a command repeats the one before it: 5 in a row on average
+SHORTEST_WITH_REPEATS = 8  # commands in a trace
+
+
+def repeat_commands(commands, rng):
+    """Replace each command by the one before it with probability REPEAT: [B, L, n] -> [B, L, n]."""
+    repeats = rng.random(commands.shape[:2]) < REPEAT
+
+    # The command to show: the latest one that is not a repeat.
+    shown = np.where(repeats, 0, np.arange(commands.shape[1]))
+    shown = np.maximum.accumulate(shown, 1)
+    return np.take_along_axis(commands, shown[..., None], 1)
+
+
+# --- 5. The command line --------------------------------------------------------------------------
 
 class UserError(ValueError):
     """Bad input. The command lines print its message in one line, without a traceback."""
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and whose help keeps the lines of a docstring."""
+def run_cli(command):
+    """Run a command. Bad input ends it with one line and exit code 2."""
+    try:
+        command()
+    except (UserError, FileNotFoundError, NotImplementedError) as error:  # last: an exercise
+        print("error:", error, file=sys.stderr)
+        sys.exit(2)
 
-    def __init__(self, **more):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
-    def error(self, message):
-        raise UserError(message)
+def make_parser(description):
+    """A parser that keeps the lines of its description, and whose errors are one line."""
+    return argparse.ArgumentParser(description=description, usage=argparse.SUPPRESS,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def stages(text):
     """A type for argparse: '8:1,16:2' -> ((8, 1), (16, 2)), pairs of length and spacing."""
-    pairs = [stage.split(":") for stage in text.split(",")]
-    pairs = tuple((int(length), int(spacing)) for length, spacing in pairs)
-    if min(map(min, pairs)) < 0:  # numpy's random streams take no negative keys
-        raise ValueError
-    return pairs
-
-
-def run_cli(command):
-    """Run a command-line entry point. Bad input ends it with one line and exit code 2."""
-    try:
-        command()
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # as in `python data.py | head -1`
-        os._exit(1)  # at once: a normal exit would flush, and fail again
-    except (UserError, OSError, NotImplementedError) as error:  # the last: an unsolved exercise
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
+    if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
+        raise argparse.ArgumentTypeError(f"expected LENGTH:SPACING,... such as 8:1,16:2; "
+                                         f"got {text!r}")
+    return tuple(tuple(map(int, stage.split(":"))) for stage in text.split(","))
 
 
 def main(argv=None):
-    parser = Parser(description="Print a trace, its tokens, and the states.")
+    parser = make_parser("Print a trace, its tokens, and the states.")
     add = parser.add_argument
     add("--group", default="S5", help="S<n>, A<n>, Z<n> or D<n> (default S5)")
-    add("--commands", default="full", choices=COMMANDS,
-        help="full permutations, or swaps of two variables (default full)")
+    add("--commands", default="full", help="full or swap (default full)")
     add("--length", type=int, default=4, help="number of commands (default 4)")
     add("--spacing", type=int, default=2, help="commands per reveal (default 2)")
     args = parser.parse_args(argv)

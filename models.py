@@ -32,8 +32,6 @@ Deviations from the paper, and from DeltaNet as usually built, and why:
 Next: eval.py.
 """
 
-import inspect
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -106,7 +104,8 @@ class DeltaBlock(nn.Module):
 
     def __init__(self, d_model, heads, beta_max, householders):
         super().__init__()
-        check_heads(d_model, heads)
+        if d_model % heads:
+            raise ValueError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
         if not 0 <= beta_max <= 2:
             raise ValueError(f"beta_max must be in [0, 2], where |1 - beta| <= 1; got {beta_max}")
         self.heads = heads
@@ -152,12 +151,6 @@ def unit(x):
     return x * x.square().sum(-1, keepdim=True).clamp_min(1e-12).rsqrt()
 
 
-def check_heads(d_model, heads):
-    """Raises: ValueError unless heads divides d_model."""
-    if d_model % heads:
-        raise ValueError(f"heads must divide d_model; got d_model {d_model}, heads {heads}")
-
-
 class AttentionBlock(nn.Module):
     """Causal softmax attention with rotary positions, by torch's scaled_dot_product_attention.
 
@@ -166,10 +159,9 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, d_model, heads):
         super().__init__()
-        check_heads(d_model, heads)
-        if d_model // heads % 2:
-            raise ValueError("rotary positions rotate pairs, so the width of a head must be even; "
-                             f"got {d_model} / {heads}")
+        if d_model % (2 * heads):
+            raise ValueError("rotary positions rotate pairs, so 2 heads must divide d_model; "
+                             f"got d_model {d_model}, heads {heads}")
         self.heads = heads
 
         self.norm = nn.RMSNorm(d_model)
@@ -295,9 +287,3 @@ class LSTM(LanguageModel):
 
 
 MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # the names of --model
-
-
-def options_of(name):
-    """The options of a model and their defaults, read from its signature."""
-    parameters = inspect.signature(MODELS[name]).parameters
-    return {option: p.default for option, p in parameters.items() if option != "vocab_size"}

@@ -25,22 +25,23 @@ gated delta rule.
 Next: inside.py.
 """
 
+import copy
 import math
-from dataclasses import dataclass
+import time
 from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
-from data import Group, ReplTask, draw_commands, run_cli
-from experiments import (Plan, Study, at, chapter, count, evaluate_all, grid, millions, parameters,
-                         percent, records, table, trained)
+from data import Group, ReplTask, draw_commands, generator, run_cli
+from experiments import (COST, Study, at, chapter, decaying, evaluate_all, grid, min_max, percent,
+                         records, summary, table)
 from experiments.groups import draw_sparse_commands
 from experiments.plots import COLOURS, GREY, NAMES, canvas, draw, ticks_at
 from models import LSTM, DeltaBlock, LanguageModel, LinRNN, Transformer
 from scan import delta_product
-from train import Recipe
+from train import Config, loss, make_optimizers, to_tensors, train
 
 
 # --- 1. The models --------------------------------------------------------------------------------
@@ -101,40 +102,54 @@ STAGES = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
 TESTS = [*STAGES, (128, 16)]
 
 
-@dataclass
-class AllStages(Recipe):
-    """All six stages at once, for so many tokens: no stage must be passed before the next.
+def train_on_all_stages(model, task, config, budget):
+    """Train on all six stages at once, until `budget` tokens are read. No stage must be passed.
 
-    A batch shows one stage, drawn with probability proportional to 1 / L, so each stage shows
-    equally many commands. Where every command has a reveal, commands are products of a few swaps.
+    Warm-up, and a cosine that reaches 0 after the last token; an average over the last tenth.
+    Returns: the averaged model, and what summary() needs to know.
     """
+    average = copy.deepcopy(model)
+    optimizers = make_optimizers(model, config)
+    step = tokens = averaged = 0
+    start = time.perf_counter()
+    while tokens < budget:
+        batch = draw_any_stage(task, config.batch, generator(config.seed, "train", step))
+        batch = to_tensors(batch, "cpu")
+        objective, _ = loss(model, batch, config)
+        model.zero_grad()
+        objective.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
-    millions: float = 15.0
-    curriculum: tuple = (STAGES[-1],)
-    final_steps: int = 10**6  # gives_up ends it
+        scale = min(1.0, (step + 1) / config.warmup) * (1 + math.cos(math.pi * tokens / budget)) / 2
+        for optimizer, peak in zip(optimizers, (config.matrix_lr, config.lr)):
+            optimizer.param_groups[0]["lr"] = peak * scale
+            optimizer.step()
+        if tokens >= 0.9 * budget:
+            averaged += 1
+            for mean, parameter in zip(average.parameters(), model.parameters()):
+                mean.data.lerp_(parameter.data, 1 / averaged)
+        step += 1
+        tokens += batch.inputs.numel()
+    return average, {"step": step, "tokens": tokens, "stage": 0, "left": [],
+                     "seconds": time.perf_counter() - start}
 
-    def draw(self, task, progress, rng):
-        weights = np.array([1 / length for length, _ in STAGES])
-        length, spacing = STAGES[rng.choice(len(STAGES), p=weights / weights.sum())]
 
-        # Uniform commands are drawn even where easy ones replace them: the random numbers that
-        # follow are those of the recorded runs.
-        commands = draw_commands(task.group, "full", (self.batch, length), rng)
-        if spacing == 1:
-            commands = draw_sparse_commands(task.group, (self.batch, length), rng)
-        asked = rng.integers(task.group.degree, size=(self.batch, length // spacing))
-        return task.batch_of(map(task.trace, commands.tolist(), asked.tolist())), True
+def draw_any_stage(task, batch, rng):
+    """A batch of one stage, drawn with probability proportional to 1 / L.
 
-    def lr_scale(self, progress):
-        """Warm-up, and a cosine that reaches 0 after the last token."""
-        part = progress.tokens / (1e6 * self.millions)
-        return super().lr_scale(progress) * (1 + math.cos(math.pi * part)) / 2
+    So each stage shows equally many commands. Where every command has a reveal, commands are
+    products of a few swaps.
+    """
+    weights = np.array([1 / length for length, _ in STAGES])
+    length, spacing = STAGES[rng.choice(len(STAGES), p=weights / weights.sum())]
 
-    def averages(self, progress):
-        return progress.tokens >= 0.9 * 1e6 * self.millions
-
-    def gives_up(self, progress):
-        return progress.tokens >= 1e6 * self.millions
+    # Uniform commands are drawn even where easy ones replace them: the random numbers that follow
+    # are those of the recorded runs.
+    commands = draw_commands(task.group, "full", (batch, length), rng)
+    if spacing == 1:
+        commands = draw_sparse_commands(task.group, (batch, length), rng)
+    asked = rng.integers(task.group.degree, size=(batch, length // spacing))
+    return task.batch_of(map(task.trace, commands.tolist(), asked.tolist()))
 
 
 # Of the matrices and of all other parameters: the best of a grid (lab book), by Muon unless it says
@@ -144,7 +159,7 @@ LEARNING_RATES = dict.fromkeys(MODELS, {"matrix_lr": 0.005, "lr": 0.001}) | {
     "lstm": {"matrix_lr": 0.004, "lr": 0.004, "optimizer": "adamw"}}
 
 FIVE, THREE = range(70, 75), range(70, 73)
-CELLS = [
+SETTINGS = [
     *grid(model=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15], seed=FIVE),
     *grid(model=["transformer-4", "gated", "gated-beta1"], millions=[15], seed=THREE),
     # Three times the tokens, for the models that were still learning.
@@ -152,16 +167,18 @@ CELLS = [
           millions=[45], seed=[70])]
 
 
-def plan(cell):
-    recipe = AllStages(millions=cell["millions"], seed=cell["seed"],
-                       **LEARNING_RATES[cell["model"]])
-    return plan_of(cell, ReplTask(Group("S5")), recipe)
+def run(setting, _):
+    """Nothing is stored on the way: an interrupted training starts again."""
+    task = ReplTask(Group("S5"))
+    config = Config(seed=setting["seed"], **LEARNING_RATES[setting["model"]])
+    model = MODELS[setting["model"]](len(task.vocab))
+    model, last = train_on_all_stages(model, task, config, 1e6 * setting["millions"])
+    return summary(model, [last]) | {"results": first_reveals(model, task)}
 
 
-def plan_of(cell, task, recipe):
-    """Both studies make the same models and ask the same test."""
-    return Plan(task, partial(MODELS[cell["model"]], len(task.vocab)), recipe, TESTS,
-                partial(evaluate_all, traces=768, by_position=True))
+def first_reveals(model, task):
+    """The test of both studies."""
+    return evaluate_all(model, task, TESTS, traces=768, by_position=True)
 
 
 # --- 3. The swap curriculum -----------------------------------------------------------------------
@@ -191,76 +208,66 @@ class MixedTask(ReplTask):
         return super().command_line(g)
 
 
-@dataclass
-class SwapCurriculum(Recipe):
-    """Swaps first, then full commands among swaps, then longer traces with fewer reveals."""
+def draw_rung(task, config, now, rng, earlier=0.2, easy=0.3):
+    """A batch of the rung.
 
-    curriculum: tuple = tuple(rung[:2] for rung in RUNGS)
-    pass_accuracy: float = 0.95
-    pass_patience: int = 4
-    batch: int = 32
-    reveal_weight: float = 5.0
-    final_steps: int = 300
-    late: float = 1.0  # scale of the learning rates after the first eight rungs
+    earlier: the fraction of batches that show an earlier rung. They count as well, so four of them
+        in a row pass a rung that is not learned. (Half of the LSTMs' rungs ended like that.)
+    easy: the fraction of full commands that are products of a few swaps.
+    """
+    rung = now.stage
+    if rung and rng.random() < earlier:
+        rung = rng.integers(rung)
+    length, spacing, full = RUNGS[rung]
+    shape = (config.batch, length)
 
-    # The fraction of batches that show an earlier rung. They count as well, so four of them in a
-    # row pass a rung that is not learned. (Half of the LSTMs' rungs ended like that.)
-    earlier: float = 0.2
-    easy: float = 0.3  # fraction of full commands that are products of a few swaps
-    rung_millions: float = 45.0  # tokens on one rung before training stops
-    millions: float = 160.0  # tokens in all before it stops
+    # Which commands are full is the same for all traces: they need equally many tokens.
+    is_full = rng.permutation(length) < full
+    commands = draw_commands(task.group, "full", shape, rng)
+    is_easy = rng.random(shape) < easy
+    commands[is_easy] = draw_sparse_commands(task.group, shape, rng)[is_easy]
+    swaps = draw_commands(task.group, "swap", shape, rng)
+    commands = np.where(is_full[:, None], commands, swaps)
+    asked = rng.integers(task.group.degree, size=(config.batch, length // spacing))
 
-    def draw(self, task, progress, rng):
-        rung = progress.stage
-        if rung and rng.random() < self.earlier:
-            rung = rng.integers(rung)
-        length, spacing, full = RUNGS[rung]
-        shape = (self.batch, length)
-
-        # Which commands are full is the same for all traces: they need equally many tokens.
-        is_full = rng.permutation(length) < full
-        commands = draw_commands(task.group, "full", shape, rng)
-        is_easy = rng.random(shape) < self.easy
-        commands[is_easy] = draw_sparse_commands(task.group, shape, rng)[is_easy]
-        swaps = draw_commands(task.group, "swap", shape, rng)
-        commands = np.where(is_full[:, None], commands, swaps)
-        asked = rng.integers(task.group.degree, size=(self.batch, length // spacing))
-
-        traces = [[g if full else Swap(g) for g, full in zip(trace, is_full)]
-                  for trace in commands.tolist()]
-        return task.batch_of(map(task.trace, traces, asked.tolist())), True
-
-    def lr_scale(self, progress):
-        scale = super().lr_scale(progress)
-        if progress.stage >= SHORT:
-            scale *= self.late
-        if progress.stage == len(RUNGS) - 1:
-            scale *= 1 - progress.stage_step / self.final_steps
-        return scale
-
-    def averages(self, progress):
-        return False
-
-    def gives_up(self, progress):
-        on_this_rung = progress.tokens - (progress.left[-1] if progress.left else 0)
-        stuck = on_this_rung >= 1e6 * self.rung_millions and progress.stage < len(RUNGS) - 1
-        return stuck or progress.tokens >= 1e6 * self.millions
+    traces = [[g if full else Swap(g) for g, full in zip(trace, is_full)]
+              for trace in commands.tolist()]
+    return task.batch_of(map(task.trace, traces, asked.tolist())), True
 
 
-SWAP_CELLS = [
+def decaying_late(config, now, late=1.0):
+    """Learning rates that decay over the last rung. late: their scale after the first eight."""
+    return decaying(config, now) * (late if now.stage >= SHORT else 1)
+
+
+def out_of_tokens(model, config, now):
+    """After 160 million tokens, or 45 million on one rung but the last."""
+    on_this_rung = now.tokens - (now.left[-1] if now.left else 0)
+    stuck = on_this_rung >= 45e6 and now.stage < len(RUNGS) - 1
+    return stuck or now.tokens >= 160e6
+
+
+SWAP_SETTINGS = [
     *grid(model=["linrnn", "lstm"], seed=range(230, 233)),
     *grid(model=["linrnn-beta1", "transformer", "transformer-4"], seed=[230])]
 
 
-def plan_swaps(cell):
-    options = dict(LEARNING_RATES[cell["model"]])
-    if cell["model"] == "lstm":  # it was first seen to learn with these
-        options |= {"matrix_lr": 2.5e-3, "lr": 2.5e-3, "late": 0.4}
-    return plan_of(cell, MixedTask(Group("S5")), SwapCurriculum(seed=cell["seed"], **options))
+def run_swaps(setting, folder):
+    name = setting["model"]
+    rates, scale = LEARNING_RATES[name], decaying_late
+    if name == "lstm":  # it was first seen to learn with these
+        rates = rates | {"matrix_lr": 2.5e-3, "lr": 2.5e-3}
+        scale = partial(decaying_late, late=0.4)
+    config = Config(curriculum=[(L, S) for L, S, _ in RUNGS], batch=32, pass_accuracy=0.95,
+                    pass_patience=4, final_steps=300, reveal_weight=5.0, average=False,
+                    seed=setting["seed"], **rates)
+    task = MixedTask(Group("S5"))
+    model, log = train(MODELS[name](len(task.vocab)), task, config, folder, resume=True,
+                       draw=draw_rung, lr_scale=scale, gives_up=out_of_tokens)
+    return summary(model, log) | {"results": first_reveals(model, task)}
 
 
-STUDIES = [Study("baselines", CELLS, trained(plan)),
-           Study("baselines_swaps", SWAP_CELLS, trained(plan_swaps))]
+STUDIES = [Study("baselines", SETTINGS, run), Study("baselines_swaps", SWAP_SETTINGS, run_swaps)]
 
 
 # --- 4. The tables --------------------------------------------------------------------------------
@@ -279,7 +286,7 @@ def show_first():
           "AdamW), and of the other parameters. State: the numbers that the mixers carry from\n"
           "token to token",
           rows, ["model"],
-          {"parameters": parameters, "state": state_of, "learning rates": rates_of})
+          {"parameters": COST["parameters"], "state": state_of, "learning rates": rates_of})
     table("Accuracy in % at the first reveal of a trace, after 2 to 16 commands, and at all\n"
           "reveals of (128,16), min-max over the seeds; chance is 20", rows, ["model", "millions"],
           {"seeds": lambda row: row["seed"]} | TESTED)
@@ -296,7 +303,7 @@ def show_swaps():
           "tokens when a rung was left; accuracy as above",
           in_order(records("baselines_swaps")), ["model", "seed"],
           {name(rung): left(rung) for rung in (2, 3, 7, 11, 12)}
-          | {"end": millions, "stuck at": stuck_at} | TESTED)
+          | {"end": COST["million tokens"], "stuck at": stuck_at} | TESTED)
 
 
 def in_order(rows):
@@ -363,8 +370,8 @@ def picture():
         runs = records("baselines", model=model, millions=15)
         accuracies = [[first_reveal(row, S) / 100 for S in before] for row in runs]
         found[NAMES[model]] = before, accuracies, COLOURS[model]
-    perfect = count(records("baselines", model="linrnn", millions=15),
-                    lambda row: first_reveal(row, 16) == 100)
+    perfect = min_max([first_reveal(row, 16) == 100
+                       for row in records("baselines", model="linrnn", millions=15)])
 
     figure, ((axes,),) = canvas("After 16 commands DeltaNet with β ≤ 2 knows every value "
                                 f"({perfect} seeds)\nand the others guess: 15 million tokens each")
@@ -385,7 +392,7 @@ def picture_of_swaps():
     for study, fill in [("baselines", "none"), ("baselines_swaps", "full")]:
         for row in records(study):
             if row["model"] in NAMED_AT:
-                axes.plot(millions(row), first_reveal(row, 16) / 100, "o", fillstyle=fill,
+                axes.plot(row["tokens"] / 1e6, first_reveal(row, 16) / 100, "o", fillstyle=fill,
                           color=COLOURS[row["model"]])
     for model in NAMED_AT:
         axes.plot([], [], "o", color=COLOURS[model], label=NAMES[model])
@@ -398,7 +405,7 @@ def picture_of_swaps():
 
 
 def main(argv=None):
-    chapter(__doc__, show, STUDIES, argv=argv)
+    chapter(__doc__, show, STUDIES, argv)
 
 
 if __name__ == "__main__":

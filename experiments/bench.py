@@ -97,7 +97,7 @@ STUDIES = [Study("bench", grid(B=[32, 4], T=[1024]), lambda cell, folder: measur
 
 
 def main(argv=None):
-    chapter(__doc__, show, STUDIES, argv=argv)
+    chapter(__doc__, show, STUDIES, argv)
 
 
 if __name__ == "__main__":

@@ -26,22 +26,19 @@ Next: snap.py.
 import copy
 import sys
 from dataclasses import asdict
-from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-import eval as evaluation
 from data import draw_commands, generator, run_cli
-from eval import evaluate
-from experiments import (Plan, Study, ask_all, by_test, chapter, grid, in_order, load, percent,
-                         read, records, table, trained, where)
-from experiments.groups import alphabet, compose, run_commands
+from eval import evaluate, make
+from experiments import (Study, by_test, chapter, grid, in_order, load, percent, read, records,
+                         summary, table, where, without)
+from experiments.groups import alphabet, run_commands
 from experiments.inside import Untracked, fit_image, read_heads
-from experiments.play import check_reveals
 from experiments.plots import BLUE, GREY, RED, canvas, draw, ticks_at
-from train import Config
+from train import Config, train
 
 MOST = 64  # commands, as many as in training
 LOOPS = ["repeated", "inverse", "of 2", "of 5"]  # inverse: a command and its inverse in turn
@@ -65,6 +62,20 @@ def follow(model, task, commands, asked=None, places=None):
                      for text, i, perm in zip(texts, asked[:, t], perms[:, t])]
         _, state = read(model, task, texts, state)
         yield state
+
+
+def ask_all(model, task, state, batch):
+    """The value that a model predicts for each variable: -> int [B, n], or -1 for a non-value.
+
+    Every question branches off the same state of model.stream, so no answer informs another.
+    """
+    answers = []
+    for variable in range(len(task.names)):
+        question = task.reveal_lines(variable, 0).removesuffix(f"{task.values[0]}\n")
+        logits, _ = read(model, task, [question] * batch, state)
+        answers.append([task.vocab[token] for token in logits[:, -1].argmax(-1).tolist()])
+    values = {value: i for i, value in enumerate(task.values)}
+    return np.array([[values.get(token, -1) for token in column] for column in answers]).T
 
 
 def is_whole(model, task, state, perms):
@@ -245,25 +256,23 @@ RECIPES = {
     "no dense reveals": {"dense_fraction": 0.0, "final_steps": 250},
     "nor repeats": {"dense_fraction": 0.0, "repeat_fraction": 0.0, "final_steps": 150,
                     "lr": 4e-3, "matrix_lr": 0.02}}
-CELLS = [*grid(recipe=["default"], seed=range(200, 220)),
-         *grid(recipe=["no dense reveals", "nor repeats"], seed=range(5))]
+SETTINGS = [*grid(recipe=["default"], seed=range(200, 220)),
+            *grid(recipe=["no dense reveals", "nor repeats"], seed=range(5))]
 TESTS = [(64, 8), (128, 1), (128, 4), (128, 16), (256, 1), (256, 32), (512, 64), (1024, 128)]
 
 
-def plan(cell):
-    config = Config(seed=cell["seed"], **RECIPES[cell["recipe"]])
-    task, model = evaluation.make(asdict(config))
-    return Plan(task, lambda: model, config, TESTS,
-                partial(measure, with_law=cell["seed"] % 100 < 3))
+def run(setting, folder):
+    seed = setting["seed"]
+    config = Config(seed=seed, **RECIPES[setting["recipe"]])
+    task, model = make(asdict(config))
+    model, log = train(model, task, config, folder, resume=True)
+    return summary(model, log) | {"results": measure(model, task, with_law=seed % 100 < 3)}
 
 
-def measure(model, task, tests, with_law):
+def measure(model, task, with_law):
     """A row of eval.py for each test (fewer traces if they are long), each loop, each spacing."""
-    rows = []
-    for length, spacing in tests:
-        row = evaluate(model, task, length, spacing, traces=min(256, 2**15 // length))
-        del row["by_position"]
-        rows.append(row)
+    rows = [without(evaluate(model, task, *test, traces=min(256, 2**15 // test[0])), "by_position")
+            for test in TESTS]
     for loop, commands in loops_of(task).items():
         rows.append({"loop": loop, "first": first_misread(model, task, commands).tolist()})
     for name in PLACES:
@@ -272,7 +281,7 @@ def measure(model, task, tests, with_law):
     return rows + (law(model, task) if with_law else [])
 
 
-STUDIES = [Study("drift", CELLS, trained(plan))]
+STUDIES = [Study("drift", SETTINGS, run)]
 
 
 # --- 6. The tables and the picture ----------------------------------------------------------------
@@ -348,7 +357,6 @@ def picture():
 def of_run(folder):
     """Print the loops and the reveals of one run."""
     task, model = load(folder)
-    check_reveals(task)
     rows = []
     for loop, commands in loops_of(task).items():
         first = first_misread(model, task, commands)
@@ -374,7 +382,7 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv and not argv[0].startswith("-"):
         return of_run(argv[0])
-    chapter(__doc__, show, STUDIES, argv=argv)
+    chapter(__doc__, show, STUDIES, argv)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from data import Parser, UserError, run_cli  # no exercise is in data.py
+from data import UserError, make_parser, run_cli  # no exercise is in data.py
 
 # Only a students' copy has this file: everything as it was handed out.
 HANDED_OUT = ROOT / "tests" / "handed_out.zip"
@@ -256,7 +256,7 @@ def failure(file, change, tests, words):
 # --- 4. The command line --------------------------------------------------------------------------
 
 def main(argv=None):
-    parser = Parser(description="Make the exercises, grade them, or run the mutants.")
+    parser = make_parser(description="Make the exercises, grade them, or run the mutants.")
     add = parser.add_argument
     add("what", choices=["make", "grade", "mutants"])
     add("folder", type=Path, nargs="?", default=".", help="make: a new folder; grade: a copy")

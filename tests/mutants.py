@@ -30,8 +30,8 @@ TABLE = {
          "np.broadcast_to(rng.permutation(self.degree), (*shape, self.degree)).copy()",
          "draws_them_uniformly"),
         ("(points[:, None] - points)", "(points - points[:, None])", "lists_its_elements"),
-        ("elements[:, elements].reshape", "elements[:1, elements].reshape", "by_the_law"),
-        ("np.unique(elements[:, 0])", "np.unique(elements)", "by_the_law"),
+        ("elements[:, self.elements].reshape", "elements[:1, self.elements].reshape",
+         "not_all_of_a_group"),
         # random streams
         ("key = (PURPOSES[purpose], *key)", "key = (PURPOSES[purpose],)", "seed_purpose_and_key"),
         ("SeedSequence(seed, spawn_key=key)", "SeedSequence([seed, *key])",
@@ -78,30 +78,25 @@ TABLE = {
         ('generator(seed, "test", length', 'generator(seed, "valid", length', "test_stream"),
         ("[reveals].reshape(traces, -1)", "[reveals].reshape(-1, traces).T", "stops_tracking"),
         ("shrink / total / 4", "shrink / 4", "wilson"),
-        ("torch.where(finite, logits.argmax(-1), NOT_FINITE)", "logits.argmax(-1)", "not_finite"),
-        ("logits.amax(-1).isfinite()", "logits.isfinite().all(-1)", "not_finite"),
-        ("    model.eval()\n    predictions", "    predictions", "dropout"),
-        ("weights_only=True", "weights_only=False", "no_code_runs"),
+        ("    model.eval()\n    bar", "    bar", "dropout"),
+        ("weights_only=True", "weights_only=False", "executes_no_code"),
         ('np.arange(1, len(row["by_position"]) + 1)', 'np.arange(len(row["by_position"]))',
          "figure_shows")],
     "train.py": [
-        ("if accuracy >= recipe.pass_accuracy else 0",
-         "if accuracy >= recipe.pass_accuracy else progress.passes", "stage_ends"),
-        ("progress.stage_step = progress.passes = 0", "progress.stage_step = 0", "stage_ends"),
-        ("if counts and accuracy", "if accuracy", "stage_ends"),
+        ("now.passes + 1 if good else 0", "now.passes + good", "stage_ends"),
+        ("now.stage_step = now.passes = 0", "now.stage_step = 0", "stage_ends"),
+        ("if counts:", "if True:", "stage_ends"),
+        ("task.joined_late(batch), False", "batch, False", "dense"),
         ("        model.zero_grad()\n", "", "clipped_gradient"),
-        ("clip_grad_norm_(model.parameters(), 1.0)", "clip_grad_norm_(model.parameters(), 9e9)",
+        ("clip_grad_norm_(model.parameters(), 1.0,", "clip_grad_norm_(model.parameters(), 9e9,",
          "clipped_gradient"),
-        ("lerp_(parameter.data, 1 / progress.averaged)", "lerp_(parameter.data, 0.5)",
-         "average_is_that_of_the_last_stage"),
-        ("(progress.step + 1) / WARMUP", "(progress.stage_step + 1) / WARMUP", "warm_up_once"),
+        ("lerp_(parameter.data, 1 / n)", "lerp_(parameter.data, 0.5)",
+         "average_is_that_of_the_last"),
+        ("(now.step + 1) / config.warmup", "(now.stage_step + 1) / config.warmup", "warm_up_once"),
         ("parameter.ndim == 2 and not is_end", "parameter.ndim == 2", "muon_gets_the_matrices"),
-        ('average.load_state_dict(checkpoint["model"])', "pass", "cut_and_resumed"),
-        ('average if progress.averaged and progress.returned != "last" else model', "model",
-         "average_is_that_of_the_last_stage"),
-        ('"train", progress.step)', '"train", progress.stage_step)', "fresh_traces_of_the_seed"),
-        ("sum(accuracies[8:]) >= sum(accuracies[:8]) + 8 * 0.01",
-         "sum(accuracies[8:]) > sum(accuracies[:8])", "clearly_better")],
+        ('average.load_state_dict(run["model"])', "pass", "cut_and_resumed"),
+        ("return average.eval()", "return model.eval()", "average_is_that_of_the_last"),
+        ('"train", now.step)', '"train", now.stage_step)', "fresh_traces_of_the_seed")],
     "experiments/groups.py": [
         ("np.take_along_axis(g, h, -1)", "np.take_along_axis(h, g, -1)", "permutations_compose")],
     "experiments/baselines.py": [
@@ -114,7 +109,8 @@ TABLE = {
     "experiments/beliefs.py": [
         ("survived / evidence[:, None]", "survived", "exact_filter"),
         ("rng.random((batch, length)) < probability", "rng.random((batch, length)) < 0.5",
-         "coin_falls"),
+         "coin_falls")],
+    "experiments/underflow.py": [
         ("(1 - p) * H + p * H[g]", "p * H + (1 - p) * H[g]", "coin_is_a_delta_step"),
         ("        H = H / H.sum(-2, keepdim=True)\n", "", "sinkhorn")],
     "experiments/drift.py": [
@@ -127,7 +123,7 @@ TABLE = {
     "experiments/words.py": [
         ("points_moved(others) < points_moved(words)", "points_moved(others) > points_moved(words)",
          "easy_words"),
-        ("left * self.quiet_lr / self.lr if", "left if", "from_less"),
+        ("left * 2e-4 / config.lr if", "left if", "from_less"),
         ("beta += 6 * (0.9 - 0.5)", "beta += 0.9 - 0.5", "start_as_reflections")],
     "experiments/unseen.py": [
         ("self.batch_from(self.unseen,", "self.batch_from(self.seen,", "seen_commands"),
@@ -139,7 +135,7 @@ TABLE = {
         ("torch.cat([place, n + commands], -1)", "torch.cat([place, commands], -1)",
          "machine_with_a_separate_read_key")],
     "experiments/supervision.py": [
-        ("tokens.view(-1, self.answer_width).all(-1)", "tokens.view(-1, self.answer_width).any(-1)",
+        ("tokens.view(-1, answer_width).all(-1)", "tokens.view(-1, answer_width).any(-1)",
          "all_its_tokens")],
     "experiments/actions.py": [
         ("reshape(traces, length, -1).all(-1)", "reshape(traces, length, -1).any(-1)",

@@ -3,13 +3,11 @@
 import itertools
 import math
 import re
-import subprocess
-import sys
 
 import data
 import numpy as np
 import pytest
-from conftest import ROOT, session, typed_lines
+from conftest import session, typed_lines
 from data import Group, ReplTask, UserError, generator
 from numpy.random import default_rng
 
@@ -66,17 +64,12 @@ def test_a_list_of_elements_makes_a_group_in_any_order_and_with_duplicates():
     assert {*map(tuple, group.draw((300,), default_rng(0)))} == {*map(tuple, Q8)}
 
 
-@pytest.mark.parametrize("elements, words", [
-    *[(elements, "be a permutation") for elements in (
-        [], [Q8], [*Q8[:7], [0] * 8], [[1, 2], [2, 1]], [[0, 1.5], [1.5, 0]])],
-    (Q8[:7], "not closed"), (sorted(Q8)[1:], "not closed"),
+@pytest.mark.parametrize("elements", [
+    Q8[:7], sorted(Q8)[1:],
     # The rotations of a square, and all of them after one swap: they are closed under rotations.
-    ([np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)], "not closed"),
-    ([[0, 1, 2, 3], [1, 0, 2, 3], [0, 1, 3, 2], [1, 0, 3, 2]], "not transitive"),
-    ([[0, 1, 2], [1, 0, 2]], "not transitive"), ([[0, 1, 2], [0, 2, 1]], "not transitive"),
-    ((np.arange(27) + np.arange(27)[:, None]) % 27, "27")])
-def test_a_list_that_is_not_a_transitive_group_is_refused_by_the_law_it_breaks(elements, words):
-    with pytest.raises(UserError, match=words):
+    [np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)]])
+def test_a_list_that_is_not_all_of_a_group_is_refused(elements):
+    with pytest.raises(UserError, match="all elements"):
         Group("mine", elements)
 
 
@@ -159,14 +152,13 @@ def test_all_swaps_are_equally_likely_and_written_in_order():
     assert found.tolist() == [[x, y, y, x] for x, y in itertools.combinations("abcd", 2)]
 
 
-@pytest.mark.parametrize("name, options, words", [
-    *[(name, ["swap"], "S<n>") for name in ("A4", "Z3", "D4")], ("S5", ["swaps"], "full, swap"),
-    *[("S5", ["full", fraction], "repeat_fraction") for fraction in (-0.1, 50, math.nan)]])
-def test_a_task_that_cannot_be_drawn_is_refused(name, options, words):
+@pytest.mark.parametrize("name, commands, words", [
+    *[(name, "swap", "S<n>") for name in ("A4", "Z3", "D4")], ("S5", "swaps", "full or swap")])
+def test_a_task_that_cannot_be_drawn_is_refused(name, commands, words):
     """Swaps need S<n>, by its name or by its elements."""
     ReplTask(Group("mine", Group("S4").elements), "swap")
     with pytest.raises(UserError, match=words):
-        ReplTask(Group(name), *options)
+        ReplTask(Group(name), commands)
 
 
 # --- Repeated commands ----------------------------------------------------------------------------
@@ -192,7 +184,7 @@ def test_a_fraction_of_the_traces_repeats_a_command_with_a_probability():
 
 def test_test_traces_and_short_training_traces_do_not_repeat_commands():
     """They are those of a task without repeats, to the bit; from 8 commands on, only half are."""
-    plain, repeats = ReplTask(Group("S5")), ReplTask(Group("S5"), repeat_fraction=0.5)
+    plain, repeats = ReplTask(Group("S5"), repeat_fraction=0), ReplTask(Group("S5"))
     for draw, length in [(plain.training_batch, 64), (repeats.test_batch, 64),
                          *[(repeats.training_batch, length) for length in (2, 7, 8)]]:
         drawn, expected = [some(16, length, length, default_rng(3)).inputs
@@ -226,18 +218,6 @@ def test_each_line_of_the_demo_shows_pythons_state_after_it(options, capsys):
         assert tokens.replace("|", "") == line
 
 
-@pytest.mark.parametrize("options", ["--length 0", "--length -4", "--length 3", "--spacing 0",
-                                     "--spacing -2", "--spacing 8"])
+@pytest.mark.parametrize("options", ["--length 0", "--length 3", "--spacing 8"])
 def test_the_demo_refuses_a_length_that_is_no_multiple_of_the_spacing(options, refused):
     refused(data.main, options.split(), "multiple")
-
-
-def test_ctrl_c_ends_with_130_and_a_closed_pipe_in_silence():
-    def interrupted():
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit, match="130"):
-        data.run_cli(interrupted)
-    demo = subprocess.run(f"'{sys.executable}' data.py | true", shell=True, cwd=ROOT,
-                          capture_output=True, text=True)
-    assert not demo.stderr

@@ -20,15 +20,14 @@ CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the spine alone
 
 def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, monkeypatch, capsys):
     """In an empty folder. A run has a few steps here, and a table a few traces."""
-    def few_steps(recipe):
-        recipe.max_curriculum_steps, recipe.final_steps, recipe.batch = 2, 1, 2
+    def few_steps(config, **options):
+        initialise(config, **options)
+        config.max_curriculum_steps, config.final_steps, config.batch = 2, 1, 2
 
-    whole = train.Config.__post_init__
+    initialise = train.Config.__init__
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setattr(train.Recipe, "__post_init__", few_steps)
-    monkeypatch.setattr(train.Config, "__post_init__",
-                        lambda config: whole(config) or few_steps(config))
+    monkeypatch.setattr(train.Config, "__init__", few_steps)
     monkeypatch.setattr(evaluation.evaluate_and_print, "__defaults__", (2, 0))  # traces, seed
 
     for block in BLOCKS:

@@ -1,6 +1,6 @@
 """The gated scan is its loop; both curricula show what they say; tables read the right numbers."""
 
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from conftest import session, typed_lines
 
-from data import Group, generator
+from data import Group, ReplTask, generator
 from experiments import baselines, records
 from models import LinRNN
-from train import Progress, train
+from train import Config, Progress
 
 
 # --- The models -----------------------------------------------------------------------------------
@@ -80,17 +80,16 @@ def test_each_stage_shows_equally_many_commands_and_easy_ones_where_each_has_a_r
     """A stage of length L is drawn as 1 / L. One uniform command of S5 in twelve moves two
     variables, but nearly one in three products of one to five swaps (all of one swap, a third of
     three, a fifth of five)."""
-    task, *_ = baselines.plan({"model": "linrnn", "millions": 15, "seed": 0})
-    recipe = baselines.AllStages(batch=1)
+    task = ReplTask(Group("S5"))
     rng = generator(0, "train", 0)
     lengths, easy, uniform = [], [], []
     for _ in range(1200):
-        batch, counts = recipe.draw(task, Progress(), rng)
+        batch = baselines.draw_any_stage(task, 1, rng)
         lines = typed_lines(task.decode(batch.inputs[0]))
         commands = sum(", e = " in line for line in lines)
         lengths.append(commands)
         (easy if commands <= 8 else uniform).append(batch.inputs[0])
-        assert counts and len(lines) - 5 - commands == min(8, commands)  # the reveals
+        assert len(lines) - 5 - commands == min(8, commands)  # the reveals
 
     total = sum(1 / length for length, _ in baselines.STAGES)
     for length, _ in baselines.STAGES:
@@ -100,33 +99,48 @@ def test_each_stage_shows_equally_many_commands_and_easy_ones_where_each_has_a_r
     assert abs(swap_fraction(task, uniform) - 10 / 120) < 0.015
 
 
-def test_the_learning_rate_decays_to_zero_over_the_tokens_and_the_last_tenth_is_averaged():
-    recipe = baselines.AllStages(millions=8)
-    at = [Progress(step=10**4, tokens=int(millions * 10**6)) for millions in (0, 2, 4, 6, 7.2, 8)]
-    scales = [recipe.lr_scale(progress) for progress in at]
-    assert np.allclose(scales[:4], [1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5]) and scales[-1] == 0
-    assert [recipe.averages(progress) for progress in at] == [False] * 4 + [True] * 2
-    assert [recipe.gives_up(progress) for progress in at] == [False] * 5 + [True]
-    assert recipe.lr_scale(Progress(step=24)) == 0.5
+def test_the_learning_rate_decays_to_zero_over_the_tokens_and_the_last_tenth_is_averaged(
+        monkeypatch):
+    """Two steps of warm-up. Each step reads as many tokens here, so 20 steps end the budget."""
+    task = ReplTask(Group("S5"))
+    batch = task.test_batch(2, 2, 1, generator(0, "train"))
+    monkeypatch.setattr(baselines, "draw_any_stage", lambda *_: batch)
+    model = LinRNN(len(task.vocab), 8, 2)
+    scales, seen = [], []
+
+    class Watched(torch.optim.SGD):
+        def step(self):
+            scales.append(self.param_groups[0]["lr"])
+            super().step()
+            seen.append(model.unembedding.weight.detach().clone())
+
+    monkeypatch.setattr(baselines, "make_optimizers",
+                        lambda model, config: [Watched(model.parameters(), lr=1.0)])
+    config = Config(matrix_lr=1.0, warmup=2)
+    average, last = baselines.train_on_all_stages(model, task, config, 20 * batch.inputs.size)
+    expected = [min(1, (t + 1) / 2) * (1 + np.cos(np.pi * t / 20)) / 2 for t in range(20)]
+    assert np.allclose(scales, expected) and last["step"] == 20
+    assert (average.unembedding.weight - torch.stack(seen[18:]).mean(0)).abs().max() < 1e-6
 
 
 # --- The swap curriculum --------------------------------------------------------------------------
 
-def rung(number, **changes):
-    """The task, a recipe, and the progress of a run that is on this rung."""
-    recipe = baselines.SwapCurriculum(batch=3, **changes)
-    return baselines.MixedTask(Group("S5")), recipe, Progress(stage=number)
+MIXED = baselines.MixedTask(Group("S5"))
+
+
+def draw_rung(number, rng, batch=3, **changes):
+    now = Progress(stage=number)
+    return baselines.draw_rung(MIXED, Config(batch=batch), now, rng, **changes)
 
 
 @pytest.mark.parametrize("number", range(len(baselines.RUNGS)))
 def test_a_trace_of_swaps_and_full_commands_shows_what_the_interpreter_prints(number):
     """A rung has as many full commands as it says; all others name two variables."""
-    task, recipe, progress = rung(number, earlier=0)
-    batch, counts = recipe.draw(task, progress, generator(number, "train", 0))
+    batch, counts = draw_rung(number, generator(number, "train", 0), earlier=0)
     length, spacing, full = baselines.RUNGS[number]
     assert counts
     for inputs, targets, reveals in zip(*batch):
-        text = task.decode([inputs[0], *targets])
+        text = MIXED.decode([inputs[0], *targets])
         lines = typed_lines(text)
         assert text == session(lines)
 
@@ -134,12 +148,12 @@ def test_a_trace_of_swaps_and_full_commands_shows_what_the_interpreter_prints(nu
         assert len(widths) == length
         assert widths.count(5) == full and widths.count(2) == length - full
         assert reveals.sum() == length // spacing == len(lines) - 5 - length
-        assert [task.vocab[token] for token in inputs[reveals]] == [" "] * (length // spacing)
+        assert [MIXED.vocab[token] for token in inputs[reveals]] == [" "] * (length // spacing)
 
 
 def test_a_full_command_that_moves_two_variables_keeps_its_long_form():
     """In tests, all commands are full."""
-    task, *_ = rung(0)
+    task = MIXED
     swap = [2, 1, 0, 3, 4]
     text = task.trace([swap, baselines.Swap(swap)], [0])
     assert typed_lines(text)[5:7] == ["a, b, c, d, e = c, b, a, d, e", "a, c = c, a"]
@@ -151,8 +165,7 @@ def test_a_full_command_that_moves_two_variables_keeps_its_long_form():
     (0, {}, [600]), (3, {}, [40, 40, 40, 480]), (3, {"earlier": 1}, [200, 200, 200, 0])])
 def test_one_batch_in_five_shows_an_earlier_rung_each_equally_often_and_none_a_later_one(
         number, changes, expected):
-    task, recipe, progress = rung(number, **changes)
-    widths = [recipe.draw(task, progress, generator(0, "train", step))[0].inputs.shape[1]
+    widths = [draw_rung(number, generator(0, "train", step), **changes)[0].inputs.shape[1]
               for step in range(600)]
     shown = [widths.count(5 * 5 + 7 * L + 11 * L // S - 1)
              for L, S, _ in baselines.RUNGS[:number + 1]]
@@ -162,62 +175,31 @@ def test_one_batch_in_five_shows_an_earlier_rung_each_equally_often_and_none_a_l
 
 def test_three_full_commands_in_ten_are_products_of_a_few_swaps():
     """A swap is one in twelve of the uniform commands and about one in three of the others."""
-    task, _, progress = rung(9)
     for easy, expected in [(0, 1 / 12), (0.3, 0.7 / 12 + 0.3 / 3), (1, 1 / 3)]:
-        recipe = baselines.SwapCurriculum(earlier=0, easy=easy, batch=60)
-        batch, _ = recipe.draw(task, progress, generator(0, "train", 0))
-        assert abs(swap_fraction(task, batch.inputs) - expected) < 0.035
-    assert baselines.SwapCurriculum().easy == 0.3
-
-
-@dataclass
-class Scripted(baselines.SwapCurriculum):
-    """The swap curriculum with given accuracies instead of those of the model."""
-
-    accuracies: tuple = ()
-
-    def draw(self, task, progress, rng):
-        return task.test_batch(1, 2, 1, rng), True
-
-    def loss(self, model, batch):
-        accuracy, *self.accuracies = self.accuracies
-        zero = 0 * model(batch.inputs).sum()
-        return zero, {"loss": 0.0, "reveal_loss": 0.0, "reveal_accuracy": accuracy}
-
-    def gives_up(self, progress):
-        return not self.accuracies
-
-
-def test_a_rung_is_passed_by_four_batches_in_a_row_with_95_percent():
-    """The fourth of a series counts, not the fourth in all; a new rung starts a new series."""
-    task = baselines.MixedTask(Group("S5"))
-    good = [0.95, 1.0, 0.96, 0.95]
-    for accuracies, passed in [(good[:3], 0), (good, 1), (good[:3] + [0.94] + good[:3], 0),
-                               (good + good[:3], 1), (good + good, 2), ([0.949] * 9, 0)]:
-        recipe = Scripted(accuracies=(*accuracies, 0.0))
-        _, log = train(LinRNN(len(task.vocab), 8, 2), task, recipe)
-        assert len(log[-1]["left"]) == passed
+        batch, _ = draw_rung(9, generator(0, "train", 0), batch=60, earlier=0, easy=easy)
+        assert abs(swap_fraction(MIXED, batch.inputs) - expected) < 0.035
 
 
 def test_a_run_stops_when_one_rung_or_all_of_them_have_taken_too_many_tokens():
     million = 10**6
     last = len(baselines.RUNGS) - 1
-    gives_up = baselines.SwapCurriculum().gives_up
     for stage, left, tokens, expected in [
             (0, [], 44 * million, False), (0, [], 45 * million, True),
             (2, [1, 30 * million], 74 * million, False), (2, [1, 30 * million], 75 * million, True),
             (last, [90 * million], 140 * million, False), (last, [1], 160 * million, True)]:
-        assert gives_up(Progress(stage=stage, left=left, tokens=tokens)) == expected
+        now = Progress(stage=stage, left=left, tokens=tokens)
+        assert baselines.out_of_tokens(None, None, now) == expected
 
 
 def test_learning_rates_fall_after_the_short_rungs_and_decay_to_zero_on_the_last():
-    _, _, recipe, *_ = baselines.plan_swaps({"model": "lstm", "seed": 0})
+    config = Config(curriculum=[(L, S) for L, S, _ in baselines.RUNGS], final_steps=300)
+    scale = partial(baselines.decaying_late, late=0.4)
     last = len(baselines.RUNGS) - 1
     for stage, stage_step, expected in [(7, 400, 1), (8, 0, 0.4), (last, 0, 0.4),
                                         (last, 150, 0.2), (last, 299, 0.4 / 300)]:
         progress = Progress(step=1000, stage=stage, stage_step=stage_step)
-        assert abs(recipe.lr_scale(progress) - expected) < 1e-12
-    assert recipe.lr_scale(Progress(step=24)) == 0.5  # warm-up, once
+        assert abs(scale(config, progress) - expected) < 1e-12
+    assert scale(config, Progress(step=24)) == 0.5  # warm-up, once
 
 
 # --- The tables and the pictures ------------------------------------------------------------------

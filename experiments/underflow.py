@@ -1,0 +1,214 @@
+"""How do linear beliefs end?  They underflow, but dividing them now and then is linear enough.
+
+Bayes' rule (beliefs.py) divides at each reveal, which a linear recurrence cannot do. Without the
+division the belief is linear, and exact until it underflows, after 149 halvings in float32. A
+rescaled scan, just as parallel, survives 100,000 steps. The paper's n x n marginals, P(variable i
+has value j), lose information even in exact arithmetic: on S5, at (64,4), they are 0.28 nats from
+the filter, and a uniform guess 1.03.
+
+    python -m experiments.underflow        5 seconds; trains nothing
+
+Source: Siems et al. 2026 (arXiv 2602.14814), figures 9 and 10.
+Next: adversary.py.
+"""
+
+from itertools import product
+
+import numpy as np
+import torch
+
+from data import Group, generator, run_cli
+from experiments import chapter, table
+from experiments.beliefs import LENGTHS, CoinTask, kl_from
+from scan import delta_rule_recurrent, swap_key
+
+# --- 1. Two linear representations ----------------------------------------------------------------
+#
+# Without Bayes' division the belief is linear in the one before it, the paper's JOINT
+# representation:
+#
+#     h_t = A_t h_{t-1},   A = T Z        |h_t|_1 = probability of all that was revealed        (1)
+#
+# It is exact, but every reveal that had probability 1/2 halves h, until its numbers are 0. An
+# n x n matrix of MARGINALS, H_ij = P(variable i has value j), is smaller than Q = n!:
+#
+#     coin of g:         H <- ((1 - p) I + p P_g) H               (P_g H)_i = H_g[i]            (2)
+#     i shows value j:   H <- (I - e_i e_i^T) H (I - e_j e_j^T) + e_i e_j^T                     (3)
+#
+# If g swaps two variables, (1 - p) I + p P_g = I - 2p k k^T: a coin IS a step of the delta rule,
+# with beta = 2p. (3) is not: it also erases a column, which a step from the left cannot do. After
+# (3) rows and columns no longer sum to 1. The decoder repairs that, outside the recurrence.
+
+def marginal_predictions(choices):
+    """The prediction of marginals at each reveal, decoded by sinkhorn: [B, L/S, n], float64."""
+    before = []  # each reveal of each trace
+    for commands, asked, probability, values in zip(*choices[:3], choices.revealed()):
+        H = torch.eye(commands.shape[1], dtype=torch.float64)
+        for t in range(len(commands)):
+            H = flip_coin(H, commands[t], probability[t])  # a certain command has p = 1
+            if (t + 1) % choices.spacing == 0:
+                before.append(H)
+                H = show_value(H, asked[t // choices.spacing], values[t // choices.spacing])
+    rows = sinkhorn(torch.stack(before))[range(len(before)), choices.asked.flatten()]
+    return rows.view(*choices.asked.shape, -1).numpy()
+
+
+def flip_coin(H, g, p):
+    """The marginals H [n, n] after a command g [n] that is executed with probability p."""
+    return (1 - p) * H + p * H[g]                                                              # (2)
+
+
+def show_value(H, i, j):
+    """The marginals H [n, n] after variable i shows the value j."""
+    H = H.clone()
+    H[i] = 0                                                                                   # (3)
+    H[:, j] = 0
+    H[i, j] = 1
+    return H
+
+
+def sinkhorn(H):
+    """Divide columns, then rows, by their sums until all sums are 1 (Sinkhorn and Knopp 1967)."""
+    for _ in range(1000):
+        H = H / H.sum(-2, keepdim=True)
+        H = H / H.sum(-1, keepdim=True)
+        if (H.sum(-2) - 1).abs().max() < 1e-9:
+            break
+    return H
+
+
+# --- 2. The rescaled scan -------------------------------------------------------------------------
+#
+# Is the underflow of (1) the price of linearity? Dividing is not linear, but f(x) = x / |x|_1
+# commutes with matrices, f(A f(x)) = f(A x), so it does not matter WHEN one divides. Let a pair
+# (M, s) represent the matrix M diag(e^s), where the columns of M sum to 1. Pairs compose, and
+# composition is associative, so there is a parallel scan:
+#
+#     first (M_1, s_1), then (M_2, s_2):   (M_2 W, s_1 + c),   W diag(e^c) = diag(e^s_2) M_1    (4)
+#
+# Column j of M is the belief of a reader who started in state j, and s_j the log-probability of
+# all reveals that this reader saw. Readers with different starts drift apart without bound.
+
+def rescaled_scan(A_TKK, h_K):
+    """Equation (1) at every t at once, in any number format, for any length.
+
+    After round r every pair spans 2^r tokens (Hillis and Steele 1986).
+    Shapes: A [T, K, K] with entries >= 0, h [K] -> f(h_t) [T, K], and log |h_t|_1 [T], float64
+    """
+    M_TKK, s_TK = pair(A_TKK, torch.zeros_like(h_K))
+    span = 1
+    while span < len(M_TKK):
+        # The first `span` pairs already reach back to the start.
+        joined_M, joined_s = join((M_TKK[:-span], s_TK[:-span]), (M_TKK[span:], s_TK[span:]))
+        M_TKK = torch.cat([M_TKK[:span], joined_M])
+        s_TK = torch.cat([s_TK[:span], joined_s])
+        span *= 2
+
+    start = pair(h_K.unsqueeze(-1), torch.zeros_like(h_K))  # a matrix with one column
+    h_TK1, log_T1 = join(start, (M_TKK, s_TK))
+    return h_TK1.squeeze(-1), log_T1.squeeze(-1)
+
+
+def join(first, then):
+    """The pair that acts as `first`, then as `then`: equation (4)."""
+    (M1_KV, s1_V), (M2_KK, s2_K) = first, then
+    W_KV, c_V = pair(M1_KV, s2_K)
+    return M2_KK @ W_KV, s1_V + c_V                                                            # (4)
+
+
+def pair(M_KV, s_K):
+    """diag(e^s_K) M as a pair.  Shapes: M [..., K, V], s [..., K] -> [..., K, V], [..., V]."""
+    log_KV = M_KV.double().log() + s_K.unsqueeze(-1)
+    c_V = log_KV.logsumexp(-2).clamp_min(-1e30)  # a column of zeros stays zero
+    return (log_KV - c_V.unsqueeze(-2)).exp().to(M_KV.dtype), c_V
+
+
+# --- 3. A hand-built head against the adversary ---------------------------------------------------
+
+def hold_pair(shown, start):
+    """A hand-built head of the delta rule that keeps the belief about a pair forever.
+
+    The paper's adversary repeats one cycle: a coin of 1/2 may swap x and y, then x is revealed.
+    Rows of S are variables. Coin and reveal have the key k = (e_x - e_y) / sqrt 2 and beta = 1. A
+    coin has v = 0: both rows become their mean, which is the belief. If x shows j, then
+    v = e_j / sqrt 2: row x gains e_j / 2 and row y loses it, which the next coin erases. So nothing
+    is halved, and nothing accumulates.
+
+    shown, integer [cycles]: the values that x shows. start, integer [n]: the first values.
+    Returns: the read-out of x before each reveal, and after it: [cycles, n] each, float64.
+    """
+    cycles, n = len(shown), len(start)
+    identity = torch.eye(n, dtype=torch.float64)
+    k = swap_key(torch.tensor(0), torch.tensor(1), n).expand(2 * cycles, n)
+    v = torch.zeros(cycles, 2, n, dtype=torch.float64)  # the coin, then the reveal
+    v[:, 1] = identity[shown] / 2**0.5
+    q = identity[0].expand(2 * cycles, n)
+    out, _ = delta_rule_recurrent(q, k, v.flatten(0, 1), torch.ones(2 * cycles), identity[start])
+    return out[0::2], out[1::2]
+
+
+# --- 4. The tables --------------------------------------------------------------------------------
+
+def show():
+    """How the linear representations end."""
+    heads = ["format", "figure 9, joint", "figure 10, marginals"]
+    rows = [dict(zip(heads, [str(dtype).removeprefix("torch."), *underflow(dtype)]))
+            for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)]
+    table("The reveal after which a number that each reveal halves is 0", rows, heads, {})
+
+    steps = 100_000  # (1) has long been 0
+    beliefs, log_norm = rescaled_scan(LEAK.expand(steps, 3, 3), torch.tensor([0, 0.5, 0.5]))
+    exact = (steps - 1) * np.log(0.5)  # the first reveal is certain
+    print(f"\nThe rescaled scan, float32, {steps:,} steps of figure 9\n\n"
+          f"log |h| {log_norm[-1]:.3f}, exactly {exact:.3f}\n"
+          f"belief {beliefs[-1].tolist()}, exactly [0.5, 0.25, 0.25]")
+
+    heads = ["group", "(L,S)", "marginals", "a uniform guess"]
+    rows = []
+    for group, (length, spacing) in product(("S3", "S5"), LENGTHS):
+        task = CoinTask(Group(group))
+        choices = task.draw(16, length, spacing, generator(0, "test", length, spacing))
+        best = task.batch_of_choices(choices).best
+        nats = [f"{kl_from(best, predicted).mean():.3f}"
+                for predicted in (marginal_predictions(choices), 1 / task.group.degree)]
+        rows.append(dict(zip(heads, [group, f"({length},{spacing})", *nats])))
+    table("Nats from the filter in float64, a quarter of the commands uncertain", rows, heads, {})
+
+    before, _ = hold_pair(torch.zeros(4096, dtype=torch.long), torch.arange(3))
+    print("\nhold_pair, built by hand: the belief before the reveal of cycle 4,096 is "
+          f"{before[-1].numpy().round(6).tolist()}")
+
+
+# A = T Z in figure 9, of its only symbol: it reveals that the state is 2 or 3, and then the state
+# leaks to 1 with probability 1/2.
+LEAK = torch.tensor([[0, 0.5, 0.5],
+                     [0, 0.5, 0],
+                     [0, 0, 0.5]])
+
+
+def underflow(dtype):
+    """After how many reveals h (figure 9) and H (figure 10) are 0 where they should not be.
+
+    Figure 10: a coin of 1/2 may swap the variables 2 and 3, and then 2 shows its old value. In both
+    figures a number is halved at each reveal, while the true belief stays the same.
+    """
+    h = torch.tensor([0, 0.5, 0.5], dtype=dtype)
+    joint = 0
+    while h[1] > 0:
+        h = LEAK.to(dtype) @ h                                                                 # (1)
+        joint += 1
+
+    H = torch.eye(3, dtype=dtype)
+    marginals = 0
+    while H[2, 2] > 0:
+        H = show_value(flip_coin(H, [0, 2, 1], 0.5), 1, 1)
+        marginals += 1
+    return joint, marginals
+
+
+def main(argv=None):
+    chapter(__doc__, show, argv=argv)
+
+
+if __name__ == "__main__":
+    run_cli(main)
