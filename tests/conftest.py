@@ -58,6 +58,30 @@ def refused(capsys):
     return run
 
 
+# --- Results by name --------------------------------------------------------------------------------
+
+def check(outputs, expected, tolerance=1e-10):
+    """Fail with the name of each output that is wrong.  expected: {name: tensor}."""
+    assert len(outputs) == len(expected), f"return {', '.join(expected)}"
+    wrong = []
+    for output, (name, right) in zip(outputs, expected.items()):
+        if (output.shape, output.dtype) != (right.shape, right.dtype):
+            wrong.append(f"{name} is {output.dtype} {tuple(output.shape)}, "
+                         f"not {right.dtype} {tuple(right.shape)}")
+        elif not (output - right).abs().max() < tolerance:  # also if it is NaN
+            wrong.append(f"{name} is off by {(output - right).abs().max():.0e}")
+    assert not wrong, "; ".join(wrong)
+
+
+def call(function, *given):
+    """What the function returns.  Fail if it changes an argument in place."""
+    before = [x.clone() for x in given]
+    results = function(*given)
+    changed = [i for i, (x, y) in enumerate(zip(given, before), 1) if not torch.equal(x, y)]
+    assert not changed, f"arguments {changed} are changed in place"
+    return results
+
+
 # --- Permutations ---------------------------------------------------------------------------------
 
 def run_commands(commands):

@@ -39,11 +39,11 @@ TABLE = {
     "scan.py": [
         ("F.one_hot(i, slots) - F.one", "F.one_hot(i, slots) + F.one", "swap_machine_tracks"),
         ("swap_key(place, commands + n", "swap_key(commands, place + n", "swap_machine_tracks"),
-        ('"...k,...v->...kv", b_K, d_V)', '"...k,...v->...kv", k_K, d_V)', "along_another"),  # (2)
+        ('"...k,...v->...kv", b_K, d_V)', '"...k,...v->...kv", k_K, d_V)', "exercise_2"),  # (2)
         ("L_NCC = (k_NCK @ b_NCK.mT)", "L_NCC = (b_NCK @ k_NCK.mT)", "equals_the_loop"),  # (5)
         ("torch.linalg.solve_triangular(L_NCC, eye_NCC, upper=False, unitriangular=True)",
          "sum(torch.linalg.matrix_power(-L_NCC, j) for j in range(L_NCC.shape[-1]))",
-         "costs_no_digits"),
+         "exercise_3"),
         ("w_NCK = inverse_NCC @ k_NCK", "w_NCK = inverse_NCC @ b_NCK", "equals_the_loop"),  # (6)
         ("state_KV + b_CK.mT @ d_CV", "state_KV + b_CK.mT @ u_CV", "equals_the_loop"),  # (8)
         ("(q_NCK @ b_NCK.mT).tril_()", "(q_NCK @ b_NCK.mT).tril_(-1)", "equals_the_loop"),  # (9)
@@ -59,10 +59,10 @@ TABLE = {
         ("    q, k, b, g_out, G = [x.contiguous() for x in (q, k, b, g_out, G)]\n", "",
          "torchs_rules")],
     "models.py": [
-        ("unit(q), unit(k)", "q, unit(k)", "delta_block"),
-        ("unit(q), unit(k)", "unit(q), k", "delta_block"),
-        ("write_gate.unsqueeze(-1) * v", "v", "delta_block"),
-        (", self.beta_max * beta\n", ", beta\n", "delta_block"),
+        ("unit(q), unit(k)", "q, unit(k)", "exercise_8"),
+        ("unit(q), unit(k)", "unit(q), k", "exercise_8"),
+        ("write_gate.unsqueeze(-1) * v", "v", "exercise_8"),
+        (", self.beta_max * beta\n", ", beta\n", "exercise_8"),
         (".clamp_min(1e-12)", "", "zero_stays_zero"),
         ("window[:, -reach:]", "window[:, :reach]", "ragged_pieces"),
         ("F.gelu(self.up(self.norm(x)))", "self.up(self.norm(x))", "mlp_is_its_docstring"),

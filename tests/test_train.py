@@ -112,18 +112,20 @@ def test_the_learning_rates_warm_up_once_in_a_run_and_stay():
     assert scales == [0.02, 0.5, 1, 1]
 
 
-@pytest.mark.parametrize("wrap", [lambda model: model, nn.Sequential, nn.DataParallel])
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.Sequential, nn.DataParallel,
+                                  lambda model: nn.Sequential(nn.Embedding(5, 4), model)])
 @pytest.mark.parametrize("optimizer, kind", [("muon", torch.optim.Muon),
                                              ("adamw", torch.optim.AdamW)])
 def test_muon_gets_the_matrices_between_embedding_and_unembedding(optimizer, kind, wrap):
     model = LinRNN(22)
     config = Config(optimizer=optimizer, lr=0.1, matrix_lr=0.2, weight_decay=0.3)
-    matrices, others = trainer.make_optimizers(wrap(model), config)
+    wrapped = wrap(model)
+    matrices, others = trainer.make_optimizers(wrapped, config)
     assert type(matrices) is kind and type(others) is torch.optim.AdamW
     (inner,), (outer,) = matrices.param_groups, others.param_groups
     ends = {model.embedding.weight, model.unembedding.weight}
     assert {*inner["params"]} == {x for x in model.parameters() if x.ndim == 2} - ends
-    assert {*outer["params"]} == {*model.parameters()} - {*inner["params"]}
+    assert {*outer["params"]} == {*wrapped.parameters()} - {*inner["params"]}
     assert [group[name] for group in (inner, outer) for name in ("lr", "weight_decay")] == [
         0.2, 0.3, 0.1, 0.3]
 
