@@ -132,8 +132,7 @@ TABLE = {
     "experiments/scale.py": [
         ("batch = batch * 64 // max(64, length)", "pass", "above_twelve_variables")],
     "experiments/copies.py": [
-        ("torch.cat([place, n + commands], -1)", "torch.cat([place, commands], -1)",
-         "machine_with_a_separate_read_key")],
+        ("b_r < 0, -r, r)", "b_r < 0, r, r)", "writes_along_another")],
     "experiments/supervision.py": [
         ("tokens.view(-1, answer_width).all(-1)", "tokens.view(-1, answer_width).any(-1)",
          "all_its_tokens")],
