@@ -130,7 +130,7 @@ def train_on_all_stages(model, task, config, budget):
                 mean.data.lerp_(parameter.data, 1 / averaged)
         step += 1
         tokens += batch.inputs.numel()
-    return average, {"step": step, "tokens": tokens, "stage": 0, "left": [],
+    return average, {"step": step, "tokens": tokens, "stage": 0, "stage_ends": [],
                      "seconds": time.perf_counter() - start}
 
 
@@ -242,7 +242,7 @@ def decaying_late(config, now, late=1.0):
 
 def out_of_tokens(model, config, now):
     """After 160 million tokens, or 45 million on one rung but the last."""
-    on_this_rung = now.tokens - (now.left[-1] if now.left else 0)
+    on_this_rung = now.tokens - (now.stage_ends[-1] if now.stage_ends else 0)
     stuck = on_this_rung >= 45e6 and now.stage < len(RUNGS) - 1
     return stuck or now.tokens >= 160e6
 

@@ -187,7 +187,7 @@ def test_a_run_stops_when_one_rung_or_all_of_them_have_taken_too_many_tokens():
             (0, [], 44 * million, False), (0, [], 45 * million, True),
             (2, [1, 30 * million], 74 * million, False), (2, [1, 30 * million], 75 * million, True),
             (last, [90 * million], 140 * million, False), (last, [1], 160 * million, True)]:
-        now = Progress(stage=stage, left=left, tokens=tokens)
+        now = Progress(stage=stage, stage_ends=left, tokens=tokens)
         assert baselines.out_of_tokens(None, None, now) == expected
 
 
