@@ -331,7 +331,7 @@ def stages(text):
             ReplTask.check(length, spacing)
     except ValueError:
         raise argparse.ArgumentTypeError("expected LENGTH:SPACING,... such as 8:1,16:2, each length "
-                                         f"a multiple of its spacing; got {text!r}") from None
+                                         "a multiple of its spacing; got " + text) from None
     return pairs
 
 

@@ -127,15 +127,13 @@ def plot(rows, path, trained=None):
 # --- 2. Reading a run -----------------------------------------------------------------------------
 
 def load(folder, device="cpu"):
-    """The task and the trained model of a run folder."""
+    """The task and the trained model of a run folder (or of its model.pt)."""
     run = read_run(folder)
     task, model = make(run["config"])
     try:
         model.load_state_dict(run["model"])
-    except RuntimeError:
-        raise UserError(f"{folder} holds a model or a task of another kind than those of train.py; "
-                        "make them as its training did, and load read_run(folder)['model']"
-                        ) from None
+    except RuntimeError as error:
+        raise UserError(f"{folder}: its config does not describe its model") from error
     return task, model.to(device).eval()
 
 
@@ -148,25 +146,24 @@ def read_run(folder):
     try:
         return torch.load(path, map_location="cpu", weights_only=True)  # executes no code
     except Exception as error:  # torch raises many kinds
-        raise UserError(f"{path} cannot be read: it is damaged, or holds other things than tensors "
-                        "and what Python builds in") from error
+        raise UserError(f"{path} cannot be read: it is damaged, or holds more than tensors and "
+                        "Python's own numbers, texts, lists and dicts") from error
 
 
 def make(config):
     """The task of a config (the fields of train.Config, as a dict), and its untrained model."""
     task = ReplTask(Group(config["group"]), config["commands"], config["repeat_fraction"])
-    name = config["model"]
-    if name not in MODELS:
-        raise UserError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
+    model = config["model"]
+    if model not in MODELS:
+        raise UserError(f"model must be one of {', '.join(MODELS)}; got {model!r}")
 
-    options = {"conv_width": task.group.degree + 3}
-    for option in ("d_model", "layers", "heads", "beta_max", "householders", "conv_width"):
-        if config[option] is not None:
-            options[option] = config[option]
-    for option in options.keys() - inspect.signature(MODELS[name]).parameters.keys():
-        raise UserError(f"model {name} has no option {option}")
+    names = ("d_model", "layers", "heads", "beta_max", "householders", "conv_width")
+    given = {name: config[name] for name in names if config[name] is not None}
+    options = {"conv_width": task.group.degree + 3} | given
+    for option in options.keys() - inspect.signature(MODELS[model]).parameters.keys():
+        raise UserError(f"model {model} has no option {option}")
     try:
-        return task, MODELS[name](len(task.vocab), **options)
+        return task, MODELS[model](len(task.vocab), **options)
     except ValueError as error:  # sizes that do not fit together
         raise UserError(error) from None
 

@@ -3,11 +3,13 @@
 import itertools
 import math
 import re
+import subprocess
+import sys
 
 import data
 import numpy as np
 import pytest
-from conftest import session, typed_lines
+from conftest import ROOT, session, typed_lines
 from data import Group, ReplTask, UserError, generator
 from numpy.random import default_rng
 
@@ -64,12 +66,13 @@ def test_a_list_of_elements_makes_a_group_in_any_order_and_with_duplicates():
     assert {*map(tuple, group.draw((300,), default_rng(0)))} == {*map(tuple, Q8)}
 
 
-@pytest.mark.parametrize("elements", [
-    Q8[:7], sorted(Q8)[1:],
+@pytest.mark.parametrize("elements, words", [
+    (Q8[:7], "all elements"), (sorted(Q8)[1:], "all elements"),
     # The rotations of a square, and all of them after one swap: they are closed under rotations.
-    [np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)]])
-def test_a_list_that_is_not_all_of_a_group_is_refused(elements):
-    with pytest.raises(UserError, match="all elements"):
+    ([np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)], "all elements"),
+    ([[0, 1, 2], [1, 0, 2]], "not transitive"), ([[0, 1, 2], [0, 2, 1]], "not transitive")])
+def test_a_list_that_is_not_all_of_a_transitive_group_is_refused(elements, words):
+    with pytest.raises(UserError, match=words):
         Group("mine", elements)
 
 
@@ -218,6 +221,7 @@ def test_each_line_of_the_demo_shows_pythons_state_after_it(options, capsys):
         assert tokens.replace("|", "") == line
 
 
-@pytest.mark.parametrize("options", ["--length 0", "--length 3", "--spacing 8"])
-def test_the_demo_refuses_a_length_that_is_no_multiple_of_the_spacing(options, refused):
-    refused(data.main, options.split(), "multiple")
+def test_a_reader_who_has_seen_enough_ends_the_demo_quietly():
+    shown = subprocess.run(f"'{sys.executable}' data.py --length 4000 | head -1", shell=True,
+                           cwd=ROOT, capture_output=True, text=True)
+    assert shown.stdout.startswith("120 states") and not shown.stderr
