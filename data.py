@@ -330,8 +330,9 @@ def stages(text):
         for length, spacing in pairs:
             ReplTask.check(length, spacing)
     except ValueError:
-        raise argparse.ArgumentTypeError("expected LENGTH:SPACING,... such as 8:1,16:2, each length "
-                                         "a multiple of its spacing; got " + text) from None
+        raise argparse.ArgumentTypeError(
+            "expected LENGTH:SPACING,... such as 8:1,16:2, each length a multiple of its spacing; "
+            f"got {text!r}") from None
     return pairs
 
 

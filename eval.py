@@ -195,7 +195,7 @@ def main(argv=None):
     add("--device", type=device, default=DEVICE, help="cpu, cuda, ...")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
-    if args.plot and not Path(args.plot).absolute().parent.is_dir():
+    if args.plot and not Path(args.plot).parent.is_dir():
         raise UserError(f"there is no folder for {args.plot}")
 
     task, model = load(args.run, args.device)

@@ -286,12 +286,16 @@ class OtherLinRNN(LinRNN):
     pass
 
 
+def with_parameter(model):
+    model.more = nn.Parameter(torch.zeros(1))
+    return model
+
+
 @pytest.mark.parametrize("change", [
     {"config": small_config(final_steps=1, lr=0.2)}, {"config": small_config()},
     {"task": ReplTask(Group("S3"), "swap")}, {"task": ReplTask(Group("Z3"))},
-    {"model": OtherLinRNN(16, d_model=8, heads=2)}, {"model": LinRNN(16, d_model=8, heads=1)},
-    {"model": LinRNN(16, d_model=8, heads=2, beta_max=1.0)},
-    {"model": LinRNN(18, d_model=8, heads=2)}])
+    {"model": OtherLinRNN(16, d_model=8, heads=2)}, {"model": with_parameter(small_model())},
+    {"model": LinRNN(16, d_model=8, heads=2, beta_max=1.0)}])
 def test_another_config_model_or_task_is_another_run(change, tmp_path):
     train_small({"final_steps": 1}, folder=tmp_path)
     before = (tmp_path / "model.pt").read_bytes()
