@@ -88,6 +88,9 @@ def make(out):
         path.write_text(blank(read(path), number), encoding="utf-8")
     teaching = out / "experiments" / "TEACHING.md"
     teaching.write_text(read(teaching).partition("## For the teacher")[0], encoding="utf-8")
+    readme = out / "README.md"
+    readme.write_text("*Twelve functions are left blank here: see experiments/TEACHING.md*\n\n"
+                      + read(readme), encoding="utf-8")
 
 
 def copy_project(out):

@@ -1,4 +1,4 @@
-"""README tells the truth: code and commands run, numbers are of the records, links lead somewhere."""
+"""README tells the truth: its code and commands run, its numbers are those of the records."""
 
 import argparse
 import importlib
@@ -59,7 +59,8 @@ def test_the_other_commands_parse(command, monkeypatch):
 @pytest.mark.skipif(not CHAPTERS, reason="the chapters are not here")
 def test_the_numbers_of_a_table_are_printed_by_the_first_chapter_that_is_named_after_it():
     from test_chapters import ORDER, printed
-    tables = re.findall(r"\n\|[-|]+\|\n((?:\|[^\n]*\n)+)(.*?)(?=\n\|[-|]+\|\n|\Z)", README, re.DOTALL)
+    rule = r"\n\|[-|]+\|\n"  # below the head of a table
+    tables = re.findall(rf"{rule}((?:\|[^\n]*\n)+)(.*?)(?={rule}|\Z)", README, re.DOTALL)
     checked = 0
     for rows, text in tables:
         for row in rows.replace("*", "").splitlines():
