@@ -33,7 +33,6 @@ class Exercise(NamedTuple):
     function: str
     points: int
     task: str  # what the docstring of the function does not say
-    hidden: str = ""  # a pattern of what else gives the solution away
 
 
 # test_exercise_3_... grades exercise 3, in the test file of its module, here tests/test_scan.py.
@@ -49,7 +48,7 @@ EXERCISES = {
                 "are wrong: which permutation would they execute?"),
     5: Exercise("scan.py", "chunked_backward", 4,
                 "Derive (13) to (16) from (5), (8) and (9) on paper. Then write (10) to (16), "
-                "without autograd.", r"(?<=^#     g\([VKBQ]\) = ).*?(?= +\(1[3-6]\))"),
+                "without autograd."),
     6: Exercise("eval.py", "score", 2,
                 "The keys: reveals, a count; all, final, perfect; perfect_low and perfect_high, by "
                 "wilson(); by_position, a list."),
@@ -63,10 +62,9 @@ EXERCISES = {
                 "and return the precision of the states."),
     10: Exercise(COURSE, "best_flip", 2,
                  "How near to a swap can m steps with beta <= 1 come, and why no nearer? Search by "
-                 "gradient, from many random starts at once, for m = 1, 2, 3. Then prove in the "
-                 "comment above that <-x, P x> is at most cos^(m+1)(pi / (m+1)): how much of its "
-                 "norm does a vector lose in a step that turns it by an angle?",
-                 r"(?<=^# Proof: ).*(?:\n#.*)*"),
+                 "gradient, from many random starts at once, for m = 1, 2, 3. Then prove, in a "
+                 "comment above, that <-x, P x> is at most cos^(m+1)(pi / (m+1)): how much of its "
+                 "norm does a vector lose in a step that turns it by an angle?"),
     11: Exercise(COURSE, "test_attention_reads_in_pieces_what_it_reads_at_once", 2,
                  "Write a test that models.py passes. The argument `models` may also be a wrong "
                  "variant of it, in which AttentionBlock must fail an assert of yours."),
@@ -74,6 +72,9 @@ EXERCISES = {
                  "What is the inverse of I - beta k k^T? With one beta a step is its own inverse, "
                  "and with one it has none. Mind the order, and what was written."),
 }
+
+# In scan.py, what else gives solutions away: the gradients of 5, and the proof of 10.
+HIDDEN = r"(?<=^#     g\([VKBQ]\) =).*?(?= +\(1[3-6]\))|(?<=Proof of the first:)(\n#     .*)+"
 
 
 # --- The students' copy ---------------------------------------------------------------------------
@@ -86,6 +87,9 @@ def make(out):
     for number, exercise in EXERCISES.items():
         path = out / exercise.file
         path.write_text(blank(read(path), number), encoding="utf-8")
+    scan = out / "scan.py"
+    scan.write_text(re.sub(HIDDEN, " ?", read(scan), flags=re.MULTILINE), encoding="utf-8")
+
     teaching = out / "experiments" / "TEACHING.md"
     teaching.write_text(read(teaching).partition("## For the teacher")[0], encoding="utf-8")
     readme = out / "README.md"
@@ -115,8 +119,7 @@ def blank(source, number):
             f"# To test it: python tests/exercises.py grade . --only {number}",
             f'raise NotImplementedError("exercise {number} is not done")']
     lines[documented:last] = [indent + line for line in body]
-    blanked = "\n".join(lines)
-    return re.sub(exercise.hidden, "?", blanked, flags=re.M) if exercise.hidden else blanked
+    return "\n".join(lines)
 
 
 def place_of(source, function):
