@@ -144,10 +144,19 @@ class ReplTask(Lexer):
         # The token " " occurs only in `b 3`, right before the value.
         return Batch(inputs, targets, inputs == self.ids[" "])
 
-    def joined_late(self, batch):
-        """The same traces from the first command on, so only reveals tell the values (train.py)."""
+    def joined_late(self, batch, rng):
+        """The same traces without the first lines, and with other first values: now only reveals
+        tell the values.
+
+        Otherwise a model would know that every trace starts with the values 1 2 3.
+        """
+        values = len(self.vocab) - self.group.degree  # the id of the value 1
+        names = np.tile(np.arange(len(self.vocab)), (len(batch.inputs), 1))
+        names[:, values:] = values + self.group.draw(names.shape[:1], rng)
+
         first = 5 * self.group.degree  # tokens of start_lines()
-        return Batch(*(part[:, first:] for part in batch))
+        inputs, targets, reveals = [part[:, first:] for part in batch]
+        return Batch(*(np.take_along_axis(names, part, 1) for part in (inputs, targets)), reveals)
 
     @staticmethod
     def check(length, spacing):
