@@ -59,23 +59,23 @@ def follow(model, task, commands, asked=None):
         yield state
 
 
-def ask_all(model, task, state, batch):
-    """The value that a model predicts for each variable: -> int [B, n], or -1 for a non-value.
+def is_right(model, task, state, perms):
+    """Whether a model answers correctly for each variable: perms [B, n] -> bool [B, n].
 
     Every question branches off the same state of model.stream, so no answer informs another.
     """
     answers = []
     for variable in range(len(task.names)):
         question = task.reveal_lines(variable, 0).removesuffix(f"{task.values[0]}\n")
-        logits, _ = read(model, task, [question] * batch, state)
-        answers.append([task.vocab[token] for token in logits[:, -1].argmax(-1).tolist()])
-    values = {value: i for i, value in enumerate(task.values)}
-    return np.array([[values.get(token, -1) for token in column] for column in answers]).T
+        logits, _ = read(model, task, [question] * len(perms), state)
+        answers.append(logits[:, -1].argmax(-1).numpy())
+    ids = np.array([task.ids[value] for value in task.values])
+    return np.stack(answers, 1) == ids[perms]
 
 
 def is_whole(model, task, state, perms):
-    """Whether a model answers correctly for all variables: perms [B, n] -> bool [B]."""
-    return (ask_all(model, task, state, len(perms)) == perms).all(1)
+    """Whether it does so for all variables: bool [B]."""
+    return is_right(model, task, state, perms).all(1)
 
 
 # --- 2. Programs that loop ------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def right_after(model, task, loops, length=128):
     """The fraction of values that are right after `length` commands without a reveal."""
     commands = np.tile(loops, (1, length, 1))[:, :length]
     *_, state = follow(model, task, commands)
-    return (ask_all(model, task, state, len(loops)) == run_commands(commands)[:, -1]).mean()
+    return is_right(model, task, state, run_commands(commands)[:, -1]).mean()
 
 
 def misread_repeats(model, task, within=32):
@@ -135,9 +135,10 @@ def believed(model, task, seed=0, length=32, traces=96):
     n = task.group.degree
     rows = np.arange(traces)
     asked = rng.integers(n, size=traces)
-    false = (run_commands(commands)[rows, -1, asked] + rng.integers(1, n, size=traces)) % n
-    _, state = read(model, task, map(task.reveal_lines, asked, false), state)
-    return (ask_all(model, task, state, traces)[rows, asked] == false).mean()
+    perms = run_commands(commands)[:, -1]
+    perms[rows, asked] = (perms[rows, asked] + rng.integers(1, n, size=traces)) % n  # false ones
+    _, state = read(model, task, map(task.reveal_lines, asked, perms[rows, asked]), state)
+    return is_right(model, task, state, perms)[rows, asked].mean()
 
 
 MISSED = 16  # commands; after them the state is nearly uniform (and exactly, if they are full)
@@ -300,22 +301,14 @@ STUDIES = [Study("drift", SETTINGS, run)]
 
 # --- 6. The tables and the picture ----------------------------------------------------------------
 
-def share(key, part=None):
-    """A column: a fraction in a record, in %."""
-    return lambda row: 100 * (row[key][part] if part else row[key])
-
-
-def at_reveals(first, last):
-    """A column: the accuracy at these reveals of a session joined late, in %."""
-    return lambda row: 100 * np.mean(row["joined"][first - 1:last])
-
-
-LOOPING = {**{kind: share("loops", kind) for kind in LOOPS},
-           "misread of 120": lambda row: row["misread"]}
-REVEALS = {"believed": share("believed"), "whole, no reveal": share("whole"),
-           "whole, a reveal after each": share("whole_revealed")}
-JOINED = {f"{first}-{last}" if first < last else f"{first}": at_reveals(first, last)
-          for first, last in [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (25, 48)]}
+# Columns, in %.
+LOOPING = {kind: lambda row, kind=kind: 100 * row["loops"][kind] for kind in LOOPS}
+REVEALS = {head: lambda row, key=key: 100 * row[key] for head, key in [
+    ("believed", "believed"), ("whole, no reveal", "whole"),
+    ("whole, a reveal after each", "whole_revealed")]}
+JOINED = {head: lambda row, part=slice(*ends): 100 * np.mean(row["joined"][part])
+          for head, ends in {"1": (0, 1), "2": (1, 2), "3-4": (2, 4), "5-8": (4, 8),
+                             "9-16": (8, 16), "25-48": (24, 48)}.items()}
 
 
 def show(rows=None, n=5):
@@ -323,9 +316,10 @@ def show(rows=None, n=5):
     rows = rows or [row for setting in SETTINGS for row in records("drift", **setting)]
     table("Reveals correct in % (chance is 20), min-max of the seeds", rows, ["recipe"],
           {"steps": lambda row: row.get("steps"), **by_test(TESTS)})
+    looping = LOOPING | {"misread of 120": lambda row: row["misread"]}
     table("Programs that loop: values right after 128 commands without a reveal, in %; and of 120\n"
           "commands, those that leave a variable misread within 32 repetitions", rows, ["recipe"],
-          LOOPING)
+          looping)
     table("False reveals that are believed; whole states (all values right) after 256 random\n"
           "commands without a reveal, and with one after every command; in %", rows, ["recipe"],
           REVEALS)
@@ -336,16 +330,16 @@ def show(rows=None, n=5):
     default = where(rows, recipe="default")
     if default:
         print("\nDefault, the seeds sorted\n")
-        for name, column in {**by_test(TESTS), **LOOPING, **REVEALS,
-                             "joined late, 25-48": JOINED["25-48"]}.items():
+        shown = by_test(TESTS) | looping | REVEALS | {"joined late, 25-48": JOINED["25-48"]}
+        for name, column in shown.items():
             print(f"{name:>26}  {in_order(map(column, default))}")
 
     kinds = [{"commands": kind, **found} for row in rows
              for kind, found in row.get("law", {}).items()]
     columns = {f"{name} {k}": lambda row, name=name, k=k: row[name][k - 1]
                for name, ks in [("scale", (16, 64, 128)), ("error", (4, 16, 64))] for k in ks}
-    table("The law: scale (what is left of P) and error (largest entry of E) after so many commands;\n"
-          "the exponent with which the error grows from 1 command to 64", kinds, ["commands"],
+    table("The law: scale (what is left of P) and error (largest entry of E) after so many\n"
+          "commands; the exponent of the error's growth from 1 to 64", kinds, ["commands"],
           columns | {"exponent": lambda row: slope(row["error"])}, 2)
 
 

@@ -20,7 +20,7 @@ HEADS = [(0, 0)]  # of a SwapMachine
 
 
 class Forgetful(SwapMachine):
-    """Holds nothing from the end of command number `last` on."""
+    """Holds nothing from the end of line number `last` after the first lines on."""
 
     def __init__(self, group, last):
         super().__init__(group)
@@ -113,10 +113,10 @@ def test_a_repeated_command_is_misread_if_one_variable_once_is():
 # --- Reveals --------------------------------------------------------------------------------------
 
 def test_a_state_is_whole_only_if_all_variables_are_read_correctly():
-    """The machine that forgets in its last command is right about none of 6 states, and before
-    that about all of them."""
-    for machine, reveals, share in [(Forgetful("S3", 8), False, 0), (Forgetful("S3", 9), False, 1),
-                                    (SwapMachine("S3"), True, 1)]:
+    """The machine that forgets in its last line is right about none of 6 states, and before that
+    about all of them. A reveal after each of eight commands makes 24 lines."""
+    for last, reveals, share in [(8, False, 0), (9, False, 1), (24, True, 0), (25, True, 1)]:
+        machine = Forgetful("S3", last)
         assert whole_states(machine, machine.task, reveals, 0, 8, 6) == share
 
 
