@@ -113,7 +113,7 @@ def draw(task, config, now, rng):
         denser = []
     if config.dense_fraction and denser and rng.random() < config.dense_fraction:
         batch = task.training_batch(config.batch, length, int(rng.choice(denser)), rng)
-        return task.joined_late(batch), False
+        return task.joined_late(batch, rng), False
     return task.training_batch(config.batch, length, spacing, rng), True
 
 

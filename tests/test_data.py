@@ -131,14 +131,28 @@ def test_a_trace_reveals_the_variables_asked_for_after_each_spacing():
     assert reveals == [part for x in "eae" for part in (*[""] * 4, f"print('{x}', {x})")]
 
 
-def test_who_joins_late_reads_the_trace_from_its_first_command_on():
-    task = ReplTask(Group("S4"))
-    batch = task.test_batch(3, 4, 2, default_rng(0))
-    late = task.joined_late(batch)
-    for whole, rest in zip(batch.inputs, late.inputs, strict=True):
-        assert task.decode(whole) == task.start_lines() + task.decode(rest)
+def test_who_joins_late_learns_the_values_from_reveals_alone():
+    """The first lines are gone, and each trace has other values: an element of the group renames
+    them. So at the cut every value of every variable is equally likely, in traces with repeated
+    commands (the first half) as well."""
+    task = ReplTask(Group("D5"))
+    whole = task.training_batch(600, 24, 1, default_rng(0))
+    late = task.joined_late(whole, default_rng(1))
     assert (late.inputs[:, 1:] == late.targets[:, :-1]).all()
-    assert (late.reveals == (late.inputs == task.ids[" "])).all() and late.reveals.sum() == 6
+    assert (late.reveals == (late.inputs == task.ids[" "])).all()
+    old, new = [[[task.values.index(task.vocab[i]) for i in row[shown]]
+                 for row, shown in zip(batch.targets, batch.reveals)] for batch in (whole, late)]
+
+    counts = np.zeros((2, 5, 5), int)
+    for trace, (text, rest) in enumerate(zip(whole.inputs, late.inputs, strict=True)):
+        renamed = {*zip(old[trace], new[trace])}  # variable i starts with the value i
+        assert any(renamed <= {*enumerate(g)} for g in task.group.elements.tolist())
+        for pair in renamed:
+            counts[trace // 300][pair] += 1
+        words = [re.sub(r"\d", "_", task.decode(part)) for part in (text, rest)]
+        assert words[0] == re.sub(r"\d", "_", task.start_lines()) + words[1]
+    for pairs in counts.reshape(10, 5):
+        assert near_uniform(pairs)
 
 
 def test_all_swaps_are_equally_likely_and_written_in_order():

@@ -48,7 +48,7 @@ class Interpreter(nn.Module):
 
 # --- The table ------------------------------------------------------------------------------------
 
-def test_a_model_that_stops_tracking_is_at_chance_from_there_on(capsys):
+def test_exercise_6_a_model_that_stops_tracking_is_at_chance_from_there_on(capsys):
     """It executes 14 commands only: 14 reveals are correct, and two are guessed. `perfect` and its
     interval count traces, all other numbers reveals. The table prints them, and of the accuracies
     along a trace eight."""
