@@ -343,7 +343,7 @@ def parse(argv=None):
         add(f"--{part.name.replace('_', '-')}", help=argparse.SUPPRESS, default=argparse.SUPPRESS,
             **kind)
     args = parser.parse_args(argv)
-    typed = {part.name: getattr(args, part.name) for part in fields(Config) if part.name in args}
+    typed = {name: value for name, value in vars(args).items() if hasattr(Config, name)}
     if args.resume:
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")
