@@ -235,7 +235,10 @@ def test_each_line_of_the_demo_shows_pythons_state_after_it(options, capsys):
         assert tokens.replace("|", "") == line
 
 
-def test_a_reader_who_has_seen_enough_ends_the_demo_quietly():
-    shown = subprocess.run(f"'{sys.executable}' data.py --length 4000 | head -1", shell=True,
-                           cwd=ROOT, capture_output=True, text=True)
-    assert shown.stdout.startswith("120 states") and not shown.stderr
+@pytest.mark.parametrize("piped, first", [
+    ("--length 4000 | head -1", "120 states"), ("| true", "")])
+def test_a_reader_who_has_seen_enough_ends_the_demo_quietly(piped, first):
+    """While it prints, and at its end, when the last lines leave Python's buffer."""
+    command = f"'{sys.executable}' data.py {piped}"
+    shown = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert shown.stdout.startswith(first) and not shown.stderr
