@@ -6,9 +6,10 @@
     b 3
 
 Random commands err in random directions, so their errors partly cancel and grow as the root of the
-number of commands. A repeated command errs in the same direction every time, so its errors grow in
-proportion. A program that loops lies between: the shorter its loop, the fewer values are right
-after 128 commands. A command in turn with its inverse is worst.
+number of commands. A repeated command errs in the same direction every time, so its errors grow
+nearly in proportion. After 128 commands without a reveal fewer than half of the values are then
+right. A loop of ten commands keeps most of them; a command in turn with its inverse keeps none
+(chance is 20%).
 
 A reveal can take an error away, if the model writes the value that it shows. A model that never
 needs a reveal may ignore it; to such a model it is more text, which adds an error. So a quarter of
@@ -175,21 +176,21 @@ def ideal_reader(n):
 
 # --- 4. The law of the errors ---------------------------------------------------------------------
 #
-# A state is a linear image of the permutation matrix P (inside.py, equation 1). What a drifted
-# state is read as is
+# A state is a linear image of the permutation matrix P (inside.py, equation 1). Off a drifted state
+# we read
 #
 #     1/n + scale (P - 1/n + E)                                                                 (1)
 #
 # where `scale` is what is left of P, and E is orthogonal to it. So a state is lost in two ways.
 #
 # The scale shrinks with every command. A key that is slightly off moves part of the values into
-# directions that no name reads, and there they are erased. A smaller P is harmless at first, since
-# the model normalises what it reads (out_norm), but in the end it is lost in whatever else S holds.
+# directions that no name reads, and there they are erased. A smaller scale is harmless at first,
+# since the model normalises what it reads (out_norm), but in the end the rest of S drowns P.
 #
 # E confuses two values once two of its entries differ by 1. Every command adds an error to it and
 # carries the earlier ones along. The errors of random commands point anywhere and add up like a
-# random walk, as the root of their number. A repeated command adds the same error every time, and
-# leaves the parts of it along its eigenvalues 1 where they are: those add up in proportion.
+# random walk, as the root of their number. A repeated command adds the same error every time. The
+# parts of it along eigenvalues 1 of the command stay where they are, and add up in proportion.
 
 KINDS = ["random", "repeated", "revealed"]  # revealed: random, with a reveal after each
 
