@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from data import UserError, make_parser, run_cli  # no exercise is in data.py
+from data import make_parser, run_cli  # no exercise is in data.py
 
 PROJECT = ["README.md", "requirements.txt", "data.py", "models.py", "scan.py", "train.py",
            "eval.py", "analysis.ipynb", "tests", "experiments"]
@@ -81,8 +81,6 @@ HIDDEN = r"(?<=^#     g\([VKBQ]\) =).*?(?= +\(1[3-6]\))|(?<=Proof of the first:)
 
 def make(out):
     """Write the project without the solutions and without the teacher's half of TEACHING.md."""
-    if out.exists():
-        raise UserError(f"{out} already exists: name a new folder for the students' copy")
     copy_project(out)
     for number, exercise in EXERCISES.items():
         path = out / exercise.file
