@@ -143,8 +143,8 @@ def show():
 
     H = torch.eye(3, dtype=torch.float16)
     least = min((H := in_turn(H, cycle)).diagonal().min().item() for cycle in range(10_000))
-    print("\nFigure 10 in float16, with 2 and 3 revealed in turn: each reveal restores the row that "
-          f"the one\nbefore it halved. The true values keep at least {least} over 10,000 reveals")
+    print("\nFigure 10 in float16, with 2 and 3 revealed in turn: in 10,000 reveals no true value\n"
+          f"falls below {least}, since each reveal restores the row that the last one halved")
 
     steps = 100_000  # (1) has long been 0
     beliefs, log_norm = rescaled_scan(LEAK.expand(steps, 3, 3), torch.tensor([0, 0.5, 0.5]))
