@@ -200,7 +200,7 @@ def measure(model, task, length, spacing, reveals=768):
     tokens   for each length of a token, and letters of task.beyond: the tokens, the wrong ones, and
              those of them that spell the right letters
     """
-    inputs, targets, counted, numbers = task.test_batch(
+    inputs, targets, _, numbers = task.test_batch(
         reveals * spacing // length, length, spacing, generator(0, "test", length, spacing))
     predictions = predict(model, inputs)
     correct = predictions == targets
@@ -299,24 +299,24 @@ def show():
     rows = [row | {"values": f"{row['letters']}^{row['width']}"}
             for setting in SETTINGS for row in records("strings", **setting)]
     keys = ["model", "layers", "values", "lexer", "reveal"]
-    table("Thousands of traces before each stage that was reached, of 24 (bpe+: 80) before the last\n"
-          "stage, for each seed; tokens a value; minutes", rows, keys,
+    table("Thousands of traces before each stage that was reached (24 at most; bpe+: 80), for each\n"
+          "seed; tokens a value; minutes", rows, keys,
           {f"({L},{S})": traces_before(stage) for stage, (L, S) in enumerate(CURRICULUM) if stage}
           | {"tokens": lambda row: row["tokens_a_value"], "minutes": COST["minutes"]},
           spread=in_order)
-    table("Values of which all tokens are correct, in %, at the first reveal after so many commands\n"
-          "(chance is 1.2% of 3^4 values, 0.1% of 3^6, 0.4% of 4^4)", rows, keys,
+    table("Whole values correct in %, at the first reveal after so many commands (chance is 1.2 for\n"
+          "3^4 values, 0.1 for 3^6, 0.4 for 4^4)", rows, keys,
           {str(S): percent(S, S) for S in FIRST} | {"(128,16)": percent(128)}, spread=in_order)
-    table("Values of which all tokens spell the right letters, after 4 commands; and wrong tokens, of\n"
-          "those that 1 or 2, or 3 or more letters decide; in %", rows, keys,
+    table("In %: after 4 commands, values whose tokens all spell the right letters; and the wrong\n"
+          "ones of the tokens that 1 or 2, or 3 or more letters decide", rows, keys,
           {"spelled": percent(4, 4, "spelled"), "1 or 2": wrong_percent(1, 2),
            "3 or more": wrong_percent(3, 4, 5, 6)}, spread=in_order)
 
 
 def picture():
     """Wrong tokens by the letters that decide them, with the counts of all seeds."""
-    figure, ((axes,),) = canvas("One layer errs where three letters or more decide a token, be they in "
-                                "it or beyond it")
+    figure, ((axes,),) = canvas("One layer errs where three letters or more decide a token,\n"
+                                "in the token or beyond it")
     found = {}
     for name, lexer, layers, colour in [("merges", "bpe", 1, BLUE),
                                         ("prefix-free+", "prefix-free+", 1, ORANGE),
@@ -327,8 +327,9 @@ def picture():
         percents = [[wrong_percent(number)(row) for number in letters] for row in rows]
         found[name] = letters, percents, colour
         for number, height in zip(letters, np.median(percents, 0)):
-            axes.annotate("{} of {:,}".format(*wrong_tokens(rows, number)), (number, height), (0, 6),
-                          textcoords="offset points", ha="center", color=colour)
+            wrong, tokens = wrong_tokens(rows, number)
+            axes.annotate(f"{wrong} of {tokens:,}", (number, height), (0, 6), color=colour,
+                          ha="center", textcoords="offset points")
     axes.set(xlabel="letters that decide a token", ylabel="wrong tokens in %", xticks=range(1, 5))
     draw(axes, found)
     return figure
