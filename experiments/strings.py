@@ -33,7 +33,7 @@ import numpy as np
 from data import Batch, Lexer, ReplTask, generator, run_cli
 from eval import predict
 from experiments import (COST, RATES, Study, chapter, grid, in_order, percent, records, summary,
-                         table)
+                         table, where)
 from experiments.baselines import LEARNING_RATES
 from experiments.plots import BLUE, GREEN, ORANGE, canvas, draw
 from models import MODELS
@@ -206,7 +206,7 @@ def measure(model, task, length, spacing, reveals=768):
     correct = predictions == targets
 
     spelled = correct.copy()
-    tokens, wrong, wrong_cut = Counter(), Counter(), Counter()  # of each kind
+    counts = defaultdict(lambda: np.zeros(3, int))
     for row, number in product(range(len(targets)), range(1, numbers.max() + 1)):
         places = np.flatnonzero(numbers[row] == number)
         text = task.decode(targets[row, places])
@@ -215,13 +215,11 @@ def measure(model, task, length, spacing, reveals=768):
             spelled[row, place] = text.startswith(task.vocab[predictions[row, place]])
             text = text.removeprefix(token)
 
-            kind = len(token), beyond
-            tokens[kind] += 1
-            wrong[kind] += int(~correct[row, place])
-            wrong_cut[kind] += int(spelled[row, place] & ~correct[row, place])
+            wrong = not correct[row, place]
+            counts[len(token), beyond] += 1, wrong, wrong and spelled[row, place]
     return {"length": length, "spacing": spacing, "all": float(whole(correct, numbers).mean()),
             "spelled": float(whole(spelled, numbers).mean()),
-            "tokens": [[*kind, tokens[kind], wrong[kind], wrong_cut[kind]] for kind in tokens]}
+            "tokens": [[*kind, *found.tolist()] for kind, found in counts.items()]}
 
 
 # --- 4. The study ---------------------------------------------------------------------------------
@@ -307,8 +305,9 @@ def show():
     table("Whole values correct in %, at the first reveal after so many commands (chance is 1.2 for\n"
           "3^4 values, 0.1 for 3^6, 0.4 for 4^4)", rows, keys,
           {str(S): percent(S, S) for S in FIRST} | {"(128,16)": percent(128)}, spread=in_order)
+    strings = [row for row in where(rows, reveal="print(s)") if row["lexer"] != "list"]
     table("In %: after 4 commands, values whose tokens all spell the right letters; and the wrong\n"
-          "ones of the tokens that 1 or 2, or 3 or more letters decide", rows, keys,
+          "ones of the tokens that 1 or 2, or 3 or more letters decide", strings, keys,
           {"spelled": percent(4, 4, "spelled"), "1 or 2": wrong_percent(1, 2),
            "3 or more": wrong_percent(3, 4, 5, 6)}, spread=in_order)
 
