@@ -297,7 +297,7 @@ def show():
     rows = [row | {"values": f"{row['letters']}^{row['width']}"}
             for setting in SETTINGS for row in records("strings", **setting)]
     keys = ["model", "layers", "values", "lexer", "reveal"]
-    table("Thousands of traces before each stage that was reached (24 at most; bpe+: 80), for each\n"
+    table("Thousands of traces before each stage that was reached (24 at most; bpe+: 80), of each\n"
           "seed; tokens a value; minutes", rows, keys,
           {f"({L},{S})": traces_before(stage) for stage, (L, S) in enumerate(CURRICULUM) if stage}
           | {"tokens": lambda row: row["tokens_a_value"], "minutes": COST["minutes"]},
