@@ -1,13 +1,15 @@
-"""Two linear representations of a belief, the rescaled scan, and a hand-built head."""
+"""Two linear representations of a belief, and the rescaled scan."""
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from data import Group
 from experiments import underflow
-from experiments.beliefs import PFSA, Choices, CoinTask
+from experiments.beliefs import PFSA, CoinTask
 from scan import delta_rule_recurrent, swap_key
+
 
 def test_a_coin_is_a_delta_step_and_a_reveal_settles_a_row_and_a_column():
     """(1 - p) I + p P_g = I - 2p k k^T: equation (2) is the delta rule, with beta = 2p."""
@@ -22,6 +24,44 @@ def test_a_coin_is_a_delta_step_and_a_reveal_settles_a_row_and_a_column():
     expected[2], expected[:, 4] = 0, 0
     expected[2, 4] = 1
     assert (underflow.show_value(H, 2, 4) - expected).abs().max() < 1e-12
+
+
+def steps_along(keys, beta, H):
+    """The state after a delta step of that beta along each of these keys, which writes nothing."""
+    k = F.normalize(torch.tensor(keys).double(), dim=-1)
+    _, state = delta_rule_recurrent(k, k, torch.zeros(len(k), H.shape[1]).double(), beta, H)
+    return state
+
+
+def test_an_ambiguous_command_is_two_delta_steps_and_needs_a_beta_above_one():
+    """Half of the time a swaps with b, half with c. A product of steps with beta <= 1 has no
+    negative determinant."""
+    H = torch.rand(3, 3, dtype=torch.float64)
+    mean = (H[[1, 0, 2]] + H[[2, 1, 0]]) / 2
+    steps = steps_along([[0, 1, -1], [2, -1, -1]], torch.tensor([0.5, 1.5]), H)
+    assert (mean - steps).abs().max() < 1e-12
+    assert torch.linalg.det(mean @ H.inverse()).item() == pytest.approx(-0.25)
+
+
+def test_a_noisy_identity_is_a_small_step_along_each_direction_and_what_is_known_fades():
+    """Nine times out of ten nothing, and otherwise a uniformly random permutation."""
+    H = torch.eye(3, dtype=torch.float64)
+    for _ in range(100):
+        mean = torch.stack([H[list(g)] for g in Group("S3").elements]).mean(0)
+        steps = steps_along([[1, -1, 0], [1, 1, -2]], torch.full((2,), 0.1, dtype=H.dtype), H)
+        H = 0.9 * H + 0.1 * mean
+        assert (H - steps).abs().max() < 1e-12
+    assert (H - 1 / 3).abs().max().item() == pytest.approx(2 / 3 * 0.9**100)
+
+
+def test_marginals_are_stable_if_both_variables_of_a_coin_are_revealed_in_turn():
+    """Also in float16: each reveal restores the row that the one before it halved."""
+    for dtype in (torch.float64, torch.float16):
+        H = torch.eye(3, dtype=dtype)
+        for cycle in range(100):
+            H = underflow.in_turn(H, cycle)
+            assert H.diagonal().tolist() in ([1, 1, 0.5], [1, 0.5, 1])
+            assert torch.count_nonzero(H) == 3  # so sinkhorn decodes the true belief, the identity
 
 
 def test_sinkhorn_scales_rows_and_columns_to_sum_to_one():
@@ -77,21 +117,3 @@ def test_both_representations_end_where_the_number_format_does():
     Figure 9 of the paper begins at 1/2, figure 10 at 1."""
     for dtype, m in [(torch.float32, 149), (torch.float16, 24)]:
         assert underflow.underflow(dtype) == (m, m + 1)
-
-
-def test_a_hand_built_head_keeps_the_belief_about_a_pair_for_100_cycles():
-    """Before each reveal of a it reads the filter's own prediction, and after it 1 for the value
-    shown and 1/2 for the other of the pair. A certain swap comes first."""
-    task = CoinTask(Group("S3"), "swap")
-    commands = np.tile([1, 0, 2], (3, 101, 1))
-    commands[:, 0] = task.group.transpositions
-    probability = np.full((3, 101), 0.5)
-    probability[:, 0] = 1
-    executed = np.random.default_rng(7).random((3, 101)) < probability
-    choices = Choices(commands, np.zeros((3, 101), int), probability, executed)
-    best = torch.from_numpy(task.batch_of_choices(choices).best)[:, 1:]
-    shown = torch.from_numpy(choices.revealed())[:, 1:]
-    for b in range(3):
-        before, after = underflow.hold_pair(shown[b], torch.from_numpy(commands[b, 0]))
-        assert (before - best[b]).abs().max() < 1e-10
-        assert (after - best[b].scatter(1, shown[b, :, None], 1.0)).abs().max() < 1e-10

@@ -1,0 +1,110 @@
+"""A trace is Python's, a lexer only cuts its values, and padding counts nowhere."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import session, typed_lines
+
+from data import generator
+from experiments import strings
+from experiments.strings import LEXERS, MARKS, StringTask, learn_merges, split
+from train import Config, to_tensors
+
+KINDS = [*product(LEXERS, [(3, 4), (2, 6)], ["print(s)"]), ("bpe", (3, 4), "print(*s)")]
+
+
+def drawn(task, batch=40):
+    """A batch with three reveals a trace, and its texts without padding."""
+    batch = task.test_batch(batch, 6, 2, generator(3, "valid"))
+    texts = [task.decode([row[0], *rest]).rstrip("\n") + "\n" for row, rest in zip(*batch[:2])]
+    return batch, texts
+
+
+@pytest.mark.parametrize("lexer, size, reveal", KINDS)
+def test_a_trace_is_a_real_session_and_what_counts_is_what_it_prints(lexer, size, reveal):
+    """The tokens of reveal k are its k-th output, and all lexers read the same programs."""
+    batch, texts = drawn(StringTask(lexer, *size, reveal))
+    task = StringTask(lexer, *size, reveal)
+    for text, targets, numbers in zip(texts, batch.targets, batch.numbers):
+        assert session(typed_lines(text)) == text
+        printed = [line for line in text.splitlines() if not line.startswith(">>> ")]
+        assert printed == [task.decode(targets[numbers == k]) for k in (1, 2, 3)]
+    others = drawn(StringTask("letters", *size, reveal))[1]
+    without_marks = str.maketrans("", "", "[', ]")  # what a list has more
+    assert "".join(texts).translate(without_marks) == "".join(others).translate(without_marks)
+
+
+@pytest.mark.parametrize("lexer", LEXERS)
+def test_a_lexer_cuts_each_value_into_its_tokens_and_back(lexer):
+    """Merges and grown tokens cut at different places, all others always at the same ones."""
+    task = StringTask(lexer)
+    values = [*map("".join, product("abc", repeat=4))]
+    assert all(task.decode(task.encode(value)) == value for value in values)
+    size = {"list": 3, "letters": 3, "prefix-free+": 12, "bpe+": 27}.get(lexer, 9)
+    assert len(task.vocab) == len({*task.vocab}) == len(MARKS) + size
+    cuts = {tuple(map(len, task.split(value))) for value in values}
+    fixed = {"list": (1, 1, 1, 1), "letters": (1, 1, 1, 1), "pairs": (2, 2)}
+    assert cuts == {fixed[lexer]} if lexer in fixed else len(cuts) > 3
+    with pytest.raises(KeyError):  # nothing is skipped
+        task.encode("z")
+
+
+def test_merges_are_learned_by_frequency_and_used_in_that_order():
+    """On all values they do what minbpe does: join the earliest pair, until there is none."""
+    assert learn_merges(["abab", "abc", "abab"], 2) == [("a", "b"), ("ab", "ab")]
+    merges = StringTask("bpe+").split.keywords["merges"]
+    for value in map("".join, product("abc", repeat=4)):
+        tokens = [*value]
+        while found := [pair for pair in merges if pair in zip(tokens, tokens[1:])]:
+            tokens = split(tokens, found[:1])
+        assert split(value, merges) == tokens
+
+
+@pytest.mark.parametrize("lexer, most", [
+    ("bpe", 3), ("bpe+", 3), ("pairs", 0), ("prefix-free", 0), ("prefix-free+", 0)])
+def test_the_letters_beyond_a_token_are_those_that_decide_its_end(lexer, most):
+    """By definition: all values that begin with the same tokens, and agree up to there, are cut
+    there as well, and with one letter less they are not."""
+    task = StringTask(lexer)
+    cuts = {value: task.split(value) for value in map("".join, product("abc", repeat=4))}
+    for value, tokens in cuts.items():
+        for i, needed in enumerate(task.beyond[value]):
+            end = len("".join(tokens[:i + 1]))
+            for known in range(end, end + needed + 1):
+                alike = [cuts[other][i] for other in cuts if other[:known] == value[:known]
+                         and cuts[other][:i] == tokens[:i]]
+                assert (len({*alike}) == 1) == (known == end + needed)
+    assert max(map(max, task.beyond.values())) == most
+
+
+def test_padding_never_counts_and_a_wrong_token_may_spell_the_right_letters(monkeypatch):
+    """Of eight reveals one is cut elsewhere, and one has a wrong letter. All else is wrong."""
+    task = StringTask("bpe")
+    batch = task.test_batch(8, 2, 2, generator(0, "test", 2, 2))
+    assert len({*batch.numbers.sum(1)}) > 1  # so some are padded
+    read = np.where(batch.reveals, batch.targets, -1)
+    first = batch.reveals.argmax(1)
+    values = [task.decode(row[counts]) for row, counts in zip(batch.targets, batch.reveals)]
+    cut = next(row for row in range(8) if values[row][0] != values[row][-1]
+               and task.vocab[batch.targets[row, first[row]]] == values[row][:2])
+    read[cut, first[cut]] = task.ids[values[cut][0]]
+    read[cut - 1, first[cut - 1]] = task.ids["b" if values[cut - 1][0] == "a" else "a"]
+    monkeypatch.setattr(strings, "predict", lambda model, inputs: read)
+    row = strings.measure(None, task, 2, 2, reveals=8)
+    assert (row["all"], row["spelled"]) == (6 / 8, 7 / 8)
+    _, _, tokens, wrong, spelled = map(sum, zip(*row["tokens"]))
+    assert (tokens, wrong, spelled) == (batch.reveals.sum(), 2, 1)
+
+
+def test_a_stage_is_passed_by_whole_reveals():
+    """A reader that says `a` gets every value of four a, but no value with another letter."""
+    task = StringTask("letters", letters=2)
+    batch, texts = drawn(task, 200)
+    says = F.one_hot(torch.tensor(task.ids["a"]), len(task.vocab)).float()
+    _, metrics = strings.loss_of_whole_reveals(lambda tokens: says.expand(*tokens.shape, -1),
+                                               to_tensors(batch, "cpu"), Config())
+    values = [line for text in texts for line in text.splitlines() if line[0] in "ab"]
+    assert 0 < metrics["reveal_accuracy"] == pytest.approx(np.mean([v == "aaaa" for v in values]))
