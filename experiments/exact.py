@@ -201,10 +201,10 @@ class RoundedModel(nn.Module):
         return logits, (local, S, window[:, -len(self.task.names) - 1:])
 
 
-def train_rest(model, task, seed=0):
+def train_rest(model, task, seed=0, steps=400):
     """Train all but the keys. Traces of 8 commands are enough: one command reaches any state."""
-    config = Config(curriculum=((8, 1),), final_steps=400, average=False, lr=1e-3, matrix_lr=5e-3,
-                    seed=seed)
+    config = Config(curriculum=((8, 1),), final_steps=steps, average=False, lr=1e-3,
+                    matrix_lr=5e-3, seed=seed)
     return train(model, task, config, lr_scale=decaying)[0]
 
 

@@ -115,7 +115,7 @@ def write_under_a_swap_key(model):
 
 
 def leave_the_grid(model):
-    model.values *= 1 + 1e-6
+    model.values *= 1 - 1e-6
 
 
 def write_too_much(model):
@@ -124,11 +124,6 @@ def write_too_much(model):
 
 def exchange_two_values(model):
     model.values[[-3, -4]] = model.values[[-4, -3]]
-
-
-def act_at_reveals(model):
-    """Erase a spare slot wherever there is no swap, after the first lines have written it."""
-    model.keys[-1, 3] = 1
 
 
 def look_too_far(model):
@@ -155,12 +150,36 @@ def test_a_wrong_model_has_no_proof(proved, breaks, words):
         certify(model)
 
 
-def test_a_reveal_that_changes_a_state_has_no_proof(proved, monkeypatch):
+@pytest.mark.parametrize("before, token", [(", a", ")"), (" ", "2")])
+def test_a_reveal_that_changes_a_state_has_no_proof(proved, monkeypatch, before, token):
+    """All reveals swap something, or only those that show a 2."""
     def codes(task, tokens):
-        return codes_of(task, tokens).masked_fill(tokens == task.ids[")"], 0)
+        acts = (tokens[:, 1:] == task.ids[token]) & (tokens[:, :-1] == task.ids[before])
+        codes = codes_of(task, tokens)
+        codes[:, 1:][acts] = 0
+        return codes
     monkeypatch.setattr(exact, "codes_of", codes)
     with pytest.raises(UserError, match="a reveal of a changes a state"):
         certify(proved)
+
+
+def test_what_the_first_lines_leave_must_stay(proved, monkeypatch):
+    """Their last token writes something into a spare slot, and the tokens of a command erase it. So
+    all states are right after a command, but not before the first one."""
+    model = copy.deepcopy(proved)
+    spare = torch.eye(12)[-1:]
+    model.keys = torch.cat([model.keys[:-1], spare, spare])
+    model.values = torch.cat([model.values[:-1], model.values[-2:]])
+
+    def codes(task, tokens):
+        codes = codes_of(task, tokens)
+        none = len(places_and_swaps(task)[0])
+        codes = torch.where(codes == none, none + 1, codes)
+        codes[:, -1] -= int(tokens.shape[1] == 5 * 3)
+        return codes
+    monkeypatch.setattr(exact, "codes_of", codes)
+    with pytest.raises(UserError, match="a state is wrong after >>> a, b, c = a, b, c"):
+        certify(model)
 
 
 def test_reduced_precision_has_no_proof(proved):
@@ -278,4 +297,11 @@ def test_the_command_rounds_trains_proves_and_prints(proved, small_run, refused,
     refused(exact.main, [small_run], "width 2n")
     monkeypatch.setattr(exact, "load", lambda folder: (proved.task, untrained()))
     monkeypatch.setattr(exact, "nearest_head", lambda *_: (0, random_frame(12), torch.ones(3)))
-    refused(exact.main, [small_run, "--traces", 1], "answers are correct")
+    monkeypatch.setattr(exact, "train_rest", lambda model, task: model)
+    refused(exact.main, [small_run], "answers are correct")
+
+    monkeypatch.setattr(exact, "train_rest", lambda model, task: proved)
+    exact.main([str(small_run), "--lengths", "64:8,32:1", "--traces", "1"])
+    printed = capsys.readouterr().out
+    assert "Proved for every length: 6 states, 36 transitions, 18 answers" in printed
+    assert "(64,8)   0.3333   1.0000   1.0000   1.0000" in printed and "(32,1)" in printed
