@@ -389,23 +389,25 @@ def prove(setting):
     group, seed, frame = setting["group"], setting["seed"], setting["frame"]
     config = Config(group=group, seed=seed)
     task, model = load(STORED[seed]) if seed < 5 else make(asdict(config))
-    if frame == "never trained":
-        task, model = make(asdict(config))
-        head, (_, angles) = 0, fit_frame(model, task, 0)
-    else:
-        if seed >= 5:
-            model, _ = train(model, task, config, f"runs/exact/{group}-{seed}", resume=True)
-        head, nearest, angles = nearest_head(model, task)
-
-    rng = torch.Generator().manual_seed(seed)
-    random = torch.linalg.qr(torch.randn(16, 16, generator=rng).double()).Q
-    model = RoundedModel(model, task, head, nearest if frame == "nearest" else random)
-    row = {"angles": angles.tolist(), "untrained": evaluate_all(model, task, TESTS, traces=16)}
-    model = train_rest(model, task, seed)
-    row["results"] = evaluate_all(model, task, TESTS, traces=16)
-    if (frame, seed) == ("nearest", 0):
-        torch.save(model.state_dict(), PATH)
+    row = {}
     try:
+        if frame == "never trained":
+            task, model = make(asdict(config))
+            head = 0
+            nearest, angles = fit_frame(model, task, head)
+        else:
+            if seed >= 5:
+                model, _ = train(model, task, config, f"runs/exact/{group}-{seed}", resume=True)
+            head, nearest, angles = nearest_head(model, task)
+
+        rng = torch.Generator().manual_seed(seed)
+        random = torch.linalg.qr(torch.randn(16, 16, generator=rng).double()).Q
+        model = RoundedModel(model, task, head, nearest if frame == "nearest" else random)
+        row |= {"angles": angles.tolist(), "untrained": evaluate_all(model, task, TESTS, traces=16)}
+        model = train_rest(model, task, seed)
+        row["results"] = evaluate_all(model, task, TESTS, traces=16)
+        if (frame, seed) == ("nearest", 0):
+            torch.save(model.state_dict(), PATH)
         return row | certify(model)
     except UserError as error:
         return row | {"refused": str(error)}
@@ -456,7 +458,7 @@ def show():
     table("Keys: degrees from those of the machine in the nearest frame, the median. The proof:\n"
           "models accepted, transitions tested, the smallest margin of an answer", proofs,
           ["group", "frame"], {
-              "degrees": lambda row: np.median(row["angles"]),
+              "degrees": lambda row: np.median(row["angles"]) if "angles" in row else None,
               "proved": lambda row: "refused" not in row,
               "transitions": lambda row: row.get("transitions"),
               "margin": lambda row: row.get("margin")})
@@ -464,8 +466,9 @@ def show():
         if "refused" in row:
             print(f"{row['group']}, {row['frame']}, seed {row['seed']}: {row['refused']}")
 
-    before = [row | {"results": row["untrained"], "rest": "as it was"} for row in proofs]
-    after = [row | {"rest": "trained"} for row in proofs]
+    tested = [row for row in proofs if "results" in row]
+    before = [row | {"results": row["untrained"], "rest": "as it was"} for row in tested]
+    after = [row | {"rest": "trained"} for row in tested]
     table("Reveals correct in %, min-max of the seeds", before + after,
           ["group", "frame", "rest"], by_test(TESTS))
 
