@@ -8,16 +8,17 @@
     >>> print('b', b)                 reveal    one variable, chosen uniformly
     b 3                                         only this 3 depends on the hidden state
 
-The whole text is a trace. All its commands are `full`, as here, and name every variable; or all
-are `swap`, and name only the two that change: `a, b = b, a`.
+The whole text is a trace. Its commands are either all `full`, as here, and name every variable, or
+all `swap`, and name only the two that change: `a, b = b, a`.
 
 Conventions for permutations, the same in every file (those for matrices are in scan.py)
-    A permutation is an array of 0-based positions. "First g, then h" turns the state s into
-    s[g[h[i]]], which numpy writes g[h]. Time and composition run from left to right.
+    A permutation is an array of 0-based positions. "First g, then h" is one command, in numpy
+    g[h]: it makes new[i] = old[g[h[i]]]. Time and composition run from left to right.
 
 Symbols
     n  degree: number of variables     L  length: number of commands in a trace     T  its tokens
     B  batch: number of traces         S  spacing: commands per reveal (it divides L)
+    (128,16) is short for L = 128, S = 16. In scan.py, S is the state and L a triangle.
 
 Source: Siems et al. 2026 (arXiv 2602.14814), section 3. Run it first: python data.py
 Next: scan.py, a linear recurrence that can execute such a trace.
@@ -25,6 +26,7 @@ Next: scan.py, a linear recurrence that can execute such a trace.
 
 import argparse
 import itertools
+import os
 import re
 import string
 import sys
@@ -62,8 +64,8 @@ class Lexer:
 class ReplTask(Lexer):
     """Next-token prediction on Python REPL traces.
 
-    A comma belongs to the name after it, so a trace has T = 5n + L (2n + 3) + 11 L/S tokens (a
-    `swap` command has 7, not 2n + 3).
+    A comma is part of the name after it. So a first line has 5 tokens, a `full` command 2n + 3, a
+    `swap` command 7, and a reveal 11: T = 5n + L (2n + 3) + 11 L/S.
 
     repeat_fraction: the fraction of training traces with repeated commands (section 4).
     """
@@ -78,11 +80,11 @@ class ReplTask(Lexer):
         self.repeat_fraction = repeat_fraction
         self.chance = group.chance
 
-        # The vocabulary: marks, names that begin a list, names within one, values.
+        # The vocabulary: punctuation, names at the start of a list, names within one, values.
         self.names = string.ascii_lowercase[:group.degree]
         self.values = [str(i + 1) for i in range(group.degree)]
-        marks = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
-        super().__init__([*marks, *self.names, *[f", {x}" for x in self.names], *self.values])
+        punctuation = [">>> ", " = ", "print('", "'", ")", " ", "\n"]
+        super().__init__([*punctuation, *self.names, *[f", {x}" for x in self.names], *self.values])
 
     # A trace is a text. The code below numbers values and variables from 0; the text numbers values
     # from 1.
@@ -121,7 +123,7 @@ class ReplTask(Lexer):
     # A batch is traces as arrays of tokens, all equally long.
 
     def training_batch(self, batch, length, spacing, rng):
-        """A test_batch in which some traces repeat commands. (Short ones teach single commands.)"""
+        """A test_batch in which some traces repeat commands (section 4)."""
         repeated = round(self.repeat_fraction * batch) if length >= SHORTEST_WITH_REPEATS else 0
         return self.test_batch(batch, length, spacing, rng, repeated)
 
@@ -144,10 +146,17 @@ class ReplTask(Lexer):
         # The token " " occurs only in `b 3`, right before the value.
         return Batch(inputs, targets, inputs == self.ids[" "])
 
-    def joined_late(self, batch):
-        """The same traces from the first command on, so only reveals tell the values (train.py)."""
-        first = 5 * self.group.degree  # tokens of start_lines()
-        return Batch(*(part[:, first:] for part in batch))
+    def joined_late(self, batch, rng):
+        """The same traces without their first lines, and with other first values: only reveals tell
+        the values. (A model knows that every trace begins with 1, 2, 3.)
+        """
+        n = self.group.degree
+        new_ids = np.tile(np.arange(len(self.vocab)), (len(batch.inputs), 1))
+        new_ids[:, -n:] = self.ids[self.values[0]] + self.group.draw((len(batch.inputs),), rng)
+
+        first = 5 * n  # tokens of start_lines()
+        inputs, targets, reveals = [part[:, first:] for part in batch]
+        return Batch(*(np.take_along_axis(new_ids, part, 1) for part in (inputs, targets)), reveals)
 
     @staticmethod
     def check(length, spacing):
@@ -159,7 +168,7 @@ class ReplTask(Lexer):
 
 # Any class with these four members is a task:
 #     vocab                                          its tokens, a list of str
-#     chance                                         accuracy of a guess that ignores the state
+#     chance                                         accuracy without knowledge of the state
 #     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
 #     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
 
@@ -193,9 +202,11 @@ class Group:
             products = self.elements[:, self.elements].reshape(-1, self.degree)  # of any two: g[h]
             if len(np.unique(products, axis=0)) > self.order:
                 raise UserError(f"group {name}: list all elements, and not only generators")
+            if len(np.unique(self.elements[:, 0])) < self.degree:
+                raise UserError(f"group {name} is not transitive: a never gets some of the values")
         if self.degree > 26:
             raise UserError(f"variables are the letters a to z, but {name} needs {self.degree}")
-        # A transitive group moves each point to each other one equally often.
+        # A random element of a transitive group sends a point to every point equally often.
         self.chance = 1 / self.degree
 
     @cached_property
@@ -279,8 +290,8 @@ def generator(seed, purpose, *key):
 # A model makes a small error in every command. Over random commands the errors partly cancel; over
 # one repeated command they accumulate until the loss can see them.
 
-REPEAT = 0.8  # probability that a command repeats the one before it: 5 in a row on average
-SHORTEST_WITH_REPEATS = 8  # commands in a trace
+REPEAT = 0.8  # probability that a command repeats the one before it: 1 / (1 - 0.8) = 5 in a row
+SHORTEST_WITH_REPEATS = 8  # commands in a trace; shorter ones teach single commands
 
 
 def repeat_commands(commands, rng):
@@ -303,7 +314,12 @@ def run_cli(command):
     """Run a command. Bad input ends it with one line and exit code 2."""
     try:
         command()
-    except (UserError, FileNotFoundError, NotImplementedError) as error:  # last: an exercise
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `python data.py | head -1`
+        os._exit(1)  # at once: a normal exit would write again
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (UserError, OSError, NotImplementedError) as error:  # the last: an exercise
         print("error:", error, file=sys.stderr)
         sys.exit(2)
 
@@ -316,10 +332,15 @@ def make_parser(description):
 
 def stages(text):
     """A type for argparse: '8:1,16:2' -> ((8, 1), (16, 2)), pairs of length and spacing."""
-    if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
-        raise argparse.ArgumentTypeError(f"expected LENGTH:SPACING,... such as 8:1,16:2; "
-                                         f"got {text!r}")
-    return tuple(tuple(map(int, stage.split(":"))) for stage in text.split(","))
+    try:
+        pairs = tuple(tuple(map(int, pair.split(":"))) for pair in text.split(","))
+        for length, spacing in pairs:
+            ReplTask.check(length, spacing)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "expected LENGTH:SPACING,... such as 8:1,16:2, each length a multiple of its spacing; "
+            f"got {text!r}") from None
+    return pairs
 
 
 def main(argv=None):

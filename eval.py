@@ -11,6 +11,7 @@ tells it one variable, so at a small spacing `final` exceeds chance even if the 
 Next: train.py, which makes the runs that this file reads.
 """
 
+import argparse
 import inspect
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from data import Group, ReplTask, UserError, generator, make_parser, run_cli, st
 from models import MODELS
 
 LENGTHS = ((64, 8), (128, 1), (128, 16), (256, 32))
-TOKENS_AT_ONCE = 2**17  # in one forward pass, over all its traces
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOKENS_AT_ONCE = 2**17  # in one forward pass, over all its traces: it bounds the memory
 
 
 # --- 1. The table ---------------------------------------------------------------------------------
@@ -42,8 +44,9 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     # The traces depend on these numbers only, so every model reads the same ones.
     rng = generator(seed, "test", length, spacing)
     inputs, targets, reveals = task.test_batch(traces, length, spacing, rng)[:3]
-    predictions = predict(model, inputs, f"({length},{spacing})")
-    correct = (predictions == targets)[reveals].reshape(traces, -1)
+    correct = predict(model, inputs, f"({length},{spacing})") == targets
+    # Row by row: stack refuses traces with different numbers of reveals.
+    correct = np.stack([row[mask] for row, mask in zip(correct, reveals.astype(bool))])
     return {"length": length, "spacing": spacing, "chance": task.chance} | score(correct)
 
 
@@ -51,13 +54,17 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
 def predict(model, inputs, description=None):
     """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T].
 
-    description: the progress bar's text.
+    description: the progress bar's text. The model is in eval mode, and then as it was.
     """
     tokens = torch.from_numpy(inputs).to(device_of(model))
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
+    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
     model.eval()
     bar = tqdm(pieces, desc=description, leave=False, disable=None)
-    return torch.cat([model(piece).argmax(-1) for piece in bar]).cpu().numpy()
+    predictions = torch.cat([model(piece).argmax(-1) for piece in bar])
+    for module, mode in modes:
+        module.training = mode
+    return predictions.cpu().numpy()
 
 
 def score(correct):
@@ -81,10 +88,10 @@ def wilson(hits, total, z=1.96):
     return float(max(0.0, centre - half)), float(min(1.0, centre + half))
 
 
-def print_table(rows, columns=("chance", "all", "final", "perfect")):
+def print_table(rows):
     """Print two lines per row: the columns, then the accuracy along the trace."""
+    columns = ("chance", "all", "final", "perfect")
     print("\n     (L,S)" + "".join(f"{name:>9}" for name in columns) + "   95% of perfect")
-
     for row in rows:
         name = f"({row['length']},{row['spacing']})"
         print(f"{name:>10}" + "".join(f"{row[column]:9.4f}" for column in columns)
@@ -120,41 +127,43 @@ def plot(rows, path, trained=None):
 # --- 2. Reading a run -----------------------------------------------------------------------------
 
 def load(folder, device="cpu"):
-    """The task and the trained model of a run folder."""
+    """The task and the trained model of a run folder (or of its model.pt)."""
     run = read_run(folder)
     task, model = make(run["config"])
     try:
         model.load_state_dict(run["model"])
-    except RuntimeError:
-        raise UserError(f"{folder} holds a model or a task of another kind than those of train.py; "
-                        "make them as its training did, and load read_run(folder)['model']"
-                        ) from None
+    except RuntimeError as error:
+        raise UserError(f"{folder}: its config does not describe its model") from error
     return task, model.to(device).eval()
 
 
 def read_run(folder):
     """The contents of model.pt: `config`, `model` (the parameters), and more (train.save)."""
-    path = Path(folder) / "model.pt"
+    path = Path(folder)
+    path = path / "model.pt" if path.is_dir() else path
     if not path.exists():
-        raise UserError(f"there is no run in {folder}: {path} does not exist")
-    return torch.load(path, map_location="cpu", weights_only=True)  # executes no code
+        raise UserError(f"there is no run in {folder}")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)  # executes no code
+    except Exception as error:  # torch raises many kinds
+        raise UserError(f"{path} cannot be read: it is damaged, or holds more than tensors and "
+                        "Python's own numbers, texts, lists and dicts") from error
 
 
 def make(config):
     """The task of a config (the fields of train.Config, as a dict), and its untrained model."""
     task = ReplTask(Group(config["group"]), config["commands"], config["repeat_fraction"])
-    name = config["model"]
-    if name not in MODELS:
-        raise UserError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
+    model = config["model"]
+    if model not in MODELS:
+        raise UserError(f"model must be one of {', '.join(MODELS)}; got {model!r}")
 
-    options = {"conv_width": task.group.degree + 3}
-    for option in ("d_model", "layers", "heads", "beta_max", "householders", "conv_width"):
-        if config[option] is not None:
-            options[option] = config[option]
-    for option in options.keys() - inspect.signature(MODELS[name]).parameters.keys():
-        raise UserError(f"model {name} has no option {option}")
+    names = ("d_model", "layers", "heads", "beta_max", "householders", "conv_width")
+    given = {name: config[name] for name in names if config[name] is not None}
+    options = {"conv_width": task.group.degree + 3} | given
+    for option in options.keys() - inspect.signature(MODELS[model]).parameters.keys():
+        raise UserError(f"model {model} has no option {option}")
     try:
-        return task, MODELS[name](len(task.vocab), **options)
+        return task, MODELS[model](len(task.vocab), **options)
     except ValueError as error:  # sizes that do not fit together
         raise UserError(error) from None
 
@@ -166,17 +175,28 @@ def device_of(model):
 
 # --- 3. The command line --------------------------------------------------------------------------
 
+def device(name):
+    """A type for argparse: the name of a device that is there."""
+    try:
+        torch.zeros(1, device=name)
+    except Exception:  # torch raises many kinds
+        raise argparse.ArgumentTypeError(f"there is no device {name!r} here; try cpu") from None
+    return name
+
+
 def main(argv=None):
     parser = make_parser("How far does a trained model track?")
     add = parser.add_argument
-    add("run", help="a run folder made by train.py")
+    add("run", metavar="RUN", help="a run folder made by train.py")
     add("--lengths", type=stages, default=LENGTHS,
         help="LENGTH:SPACING,... (default 64:8,128:1,128:16,256:32)")
     add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
     add("--seed", type=int, default=0, help="seed of the test traces (default 0)")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, ...")
+    add("--device", type=device, default=DEVICE, help="cpu, cuda, ...")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
+    if args.plot and not Path(args.plot).parent.is_dir():
+        raise UserError(f"there is no folder for {args.plot}")
 
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)

@@ -1,6 +1,6 @@
 """Which architectures can learn to track state?  One frame, three mixers.
 
-    tokens [B, T] --> embedding                           what the block remembers:
+    tokens [B, T] --> embedding                           the state of a block:
                           |
                           + <-- local block               the last inputs of its convolution
                           |
@@ -24,7 +24,7 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 
 Deviations from the paper, and from DeltaNet as usually built, and why:
     74 thousand parameters     and one layer (the Transformer has two), not 265 million and 18
-    no SiLU on q, k, v         SiLU makes keys almost positive, but a swap key has both signs
+    no SiLU on q, k, v         after SiLU, entries are almost positive; a swap key has both signs
     hard sigmoids              beta = 0 and beta = 2 are reached, not only approached
     a write gate               a reflection needs beta = 2 and should write nothing
     one wide convolution       before all layers, instead of a short one inside each layer
@@ -48,9 +48,9 @@ from scan import delta_product, upcast
 class LocalBlock(nn.Module):
     """x + W gelu(conv(norm(x))): each token sees the conv_width - 1 tokens before it.
 
-    The key of a swap depends on a name AND its place in the command. So the convolution is dense,
-    every channel sees every other, and wide: one side of a command has n + 1 tokens, and
-    train.py's default width, n + 3, has two to spare.
+    The key of a swap depends on a name AND its place in the command. So the convolution is dense
+    (every channel sees every other) and wide: one side of a command has n + 1 tokens, and
+    train.py's default width, n + 3, leaves two to spare.
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 
@@ -67,12 +67,7 @@ class LocalBlock(nn.Module):
             state = x.new_zeros(len(x), reach, x.shape[-1])
         window = torch.cat([state, self.norm(x)], 1)  # [B, reach + T, D]
 
-        # This is self.conv(window.mT).mT. torch is faster on images whose channels are last in
-        # memory, so the window becomes an image of height 1. (A hook on self.conv is therefore not
-        # called.)
-        image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
-        kernel = self.conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
-        conv = F.conv2d(image, kernel, self.conv.bias).squeeze(2).mT  # [B, T, D]
+        conv = convolve(self.conv, window)  # [B, T, D]
         return x + self.out(F.gelu(conv)), window[:, -reach:]
 
 
@@ -135,8 +130,8 @@ class DeltaBlock(nn.Module):
         strengths = F.hardsigmoid(strengths).unflatten(-1, (2, R, H))
         beta, write_gate = strengths.movedim(-1, 1).unbind(-2)  # [B, H, T, R] each
 
-        # For a unit key, I - beta k k^T has the eigenvalue 1 - beta. (out_norm discards the norm of
-        # a query anyway.) With write_gate = 0, a step with beta = 2 is a pure reflection.
+        # With write_gate = 0, a step with beta = 2 is a pure reflection. (The norm of a query would
+        # have no effect: out_norm discards it.)
         return unit(q), unit(k), write_gate.unsqueeze(-1) * v, self.beta_max * beta
 
     def forward(self, x, state=None):
@@ -206,8 +201,8 @@ def rotate(x, start=0):
 class LSTMBlock(nn.Module):
     """torch's LSTM, a non-linear recurrence. State: hidden and cell, [1, B, D] each.
 
-    The forget gate starts at sigmoid(2) = 0.88. At torch's default, 0.5, a value would shrink to
-    2^-13 within one S5 command (Jozefowicz, Zaremba, Sutskever 2015, section 2.2).
+    The forget gate starts at sigmoid(2) = 0.88. At torch's default, 0.5, the 13 tokens of one S5
+    command would shrink a value to 2^-13 (Jozefowicz, Zaremba, Sutskever 2015, section 2.2).
     """
 
     def __init__(self, d_model):
@@ -287,3 +282,12 @@ class LSTM(LanguageModel):
 
 
 MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # the names of --model
+
+
+# --- 4. For speed ---------------------------------------------------------------------------------
+
+def convolve(conv, window):
+    """conv(window.mT).mT, as torch is faster: on an image of height 1 with its channels last."""
+    image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
+    kernel = conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
+    return F.conv2d(image, kernel, conv.bias).squeeze(2).mT

@@ -10,10 +10,11 @@ Symbols
     T  tokens    K  key width      C  tokens in one chunk       R  Householder steps per token
                  V  value width    N  chunks, ceil(T / C)
     q_TK  the query, which reads the state            v_TV  the value to store under k
-    k_TK  the key, under which the state is compared  b_TK  the direction of the write
+    k_TK  the key: S^T k is what is stored under it   b_TK  the direction of the write
     d_TV  the delta: the error of what is stored under k, equation (1)
 A tensor's name ends in its last axes. Leading axes, such as batch and heads, are free. In (5) to
-(16), Q, K, V, B and D are matrices, with the q ... d of one chunk as their rows.
+(16), Q, K, V, B and D are matrices, with the q ... d of one chunk as their rows, and L is a
+triangle (in data.py it is a number of commands).
 
 Sources
     [1] Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174: the delta rule as linear attention.
@@ -22,7 +23,7 @@ Sources
     [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: DeltaProduct.
 
 Does NOT include: decay gates, GPU kernels, hidden scales or normalisations.
-Run it first: python scan.py
+Run it first: python scan.py. A first reading is sections 1 to 4.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
@@ -40,18 +41,16 @@ from torch import Tensor
 # beta = 1 erases the direction k, and beta = 2 REFLECTS: it turns k into -k. The reflection with
 # k = (e_i - e_j) / sqrt 2 negates e_i - e_j and keeps e_i + e_j: it SWAPS the slots i and j.
 #
-# With beta <= 1 no number of steps makes a swap [3]. All eigenvalues of a step then lie in [0, 1],
-# so it preserves the norm of x only if it leaves x unchanged. A swap preserves the norm of
-# e_i - e_j, so each of its steps would have to leave e_i - e_j unchanged, and none would negate it.
-#
-# A permutation is a product of swaps, but a command spells it out one token at a time, so we cannot
-# first decompose it into cycles. With a spare slot x' for each variable x we need not:
+# A permutation is a product of swaps, but a command spells it out one token at a time, and nobody
+# can decompose it into cycles before it is over. Spare slots remove the need: give each variable x
+# a slot x', and
 #
 #     a, b, c = c, a, b        at each left-hand name x:             swap x   and x'
 #                              at the i-th right-hand name y:        swap x_i and y'
 #
 # The left-hand names move all values out of the way; each right-hand name fetches one back. A key
-# depends only on a token and its place in the command. So a linear recurrence can do it.
+# depends on one name and its place in the command, never on the state. So a linear recurrence can
+# make all these swaps.
 
 
 def swap_key(i, j, slots):
@@ -79,6 +78,42 @@ def swap_machine_keys(commands):
     return keys.reshape(*lead, length * 2 * n, 2 * n)
 
 
+# WHY BETA = 2? With a smaller beta > 0, a step shortens every vector y that it changes:
+#
+#     |y - beta (k.y) k|^2 = |y|^2 - beta (2 - beta) (k.y)^2
+#
+# How much does a swap lose? It should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. In m
+# steps, at most this fraction of x becomes -x (in any order: x^T S meets the last step first):
+#
+#     beta up to     1     1.5    1.9     2
+#     m = 3         .25    .63    .93     1
+#     m = 13        .70    .88    .98     1        (a command on five variables has 13 tokens)
+#
+# The first column is cos^(m+1)(pi / (m+1)). The next two were found by search. Proof of the first:
+#     Let a step turn y into z. If beta <= 1, then y.z - |z|^2 = beta (1 - beta) (k.y)^2 >= 0. So
+#     |z| <= |y| cos phi, where phi is the angle between y and z (below pi/2, or z = 0).
+#     If m steps turn x into x_m, then -x.x_m is at most a product of m + 1 cosines: one for each
+#     step, and one for the angle from x_m to -x. (From pi/2 on, -x.x_m <= 0.)
+#     These m + 1 angles lead from x to -x, so their sum is at least pi. As log cos is concave and
+#     decreasing, the product is largest if each is pi / (m+1). Projections reach that.
+#
+# Losses add up. Repeat a command with any beta < 2, whatever it writes: the states before and after
+# it become equal, so no continuous reader tells an even number of swaps from an odd one. Proof:
+#     Steps with beta > 0 write into the span of their keys, and leave what is orthogonal to it. So
+#     a command changes the state by columns in that span.
+#     Such a column, unless it is 0, is not orthogonal to all keys. So one of the steps shortens it
+#     and none lengthens it: on the span, the command has a norm below 1.
+#     One layer computes keys, values and betas from the last few tokens. So a repeated command soon
+#     is one affine map, and with each repetition the change of the state shrinks by that norm.
+# The more a command turns, the sooner it fades: with beta <= 1, an eigenvalue z of m >= 2 steps has
+# |z| <= cos^m(|arg z| / m), by the first proof along an orbit.
+#
+# This is a price, not a prohibition. Two projections (beta = 1) carry half of a row into an empty
+# slot, so they could drive the machine above until its values underflow, for a reader that divides
+# by the norm (and so is not continuous at 0). A trained DeltaNet with beta <= 1 does not fail at
+# once either: README's is right after four commands, and guesses after sixteen.
+
+
 # --- 2. The definition, a loop over time ----------------------------------------------------------
 #
 # The state is a memory: for a unit key k, S^T k is the value stored under it. Each token compares
@@ -94,7 +129,7 @@ def swap_machine_keys(commands):
 #     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T                                   (3)
 #
 # For a unit key, this moves the stored value a fraction beta of the way to v: beta = 1 lands on v,
-# and beta = 2 overshoots to the mirror image of the old value in v.
+# and beta = 2 overshoots: the new value is as far beyond v as the old one was before it.
 
 
 def scan_recurrent(q, k, b, v, state=None):
@@ -102,7 +137,8 @@ def scan_recurrent(q, k, b, v, state=None):
 
     Shapes: q, k, b [..., T, K]; v [..., T, V]; state [..., K, V] or None (zeros)
             -> out [..., T, V], state [..., K, V].
-    Half precision is computed and returned in float32 (under autocast, only by the chunks).
+    Half-precision inputs are computed and returned in float32. (Under autocast this holds for
+    scan_chunked only.)
     Raises: ValueError if the shapes do not fit.
     Cost: O(T K V), T sequential steps.  Source: [1] equations 23-25; [2] equation 2.
     """
@@ -132,7 +168,7 @@ def beta_k(k, beta):
 
 
 def check_inputs(q, k, b, v, state):
-    """All inputs and the initial state, in float32 or float64.  Raises: ValueError."""
+    """All inputs and the initial state, in at least float32.  Raises: ValueError."""
     *lead, T, K = k.shape
     V = v.shape[-1]
     if state is None:
@@ -191,8 +227,8 @@ def upcast(x):
 #                                   O = Q S_0 + tril(Q B^T) D, again for all chunks at once
 #
 # If nothing is to be stored, V = 0 and U = 0, each token multiplies the state by I - b k^T, and the
-# whole chunk by I - B^T W. So I - B^T W is the product of C such factors, the last on the left. For
-# the delta rule, [2] identified it as the "WY form" (Bischof and Van Loan 1987).
+# whole chunk by I - B^T W. So I - B^T W is the product of C such factors, the last one leftmost.
+# For the delta rule this is the "WY form" of Bischof and Van Loan (1987), as [2] pointed out.
 #
 # Names elsewhere. The literature has the delta rule alone, and scales each error by beta at once:
 #
@@ -221,8 +257,8 @@ def scan_chunked(q, k, b, v, state=None, chunk_size=None):
     chunks = [to_chunks(x, C) for x in (q_TK, k_TK, b_TK, v_TV)]
     out_NCV, state_KV = ChunkedScan.apply(*chunks, state_KV)
 
-    # Copy the outputs without the padding. The format is named because clone would otherwise ask
-    # whether the slice is contiguous, and torch.compile would make a graph for each answer.
+    # Copy the outputs without the padding. Naming the memory format spares a check of contiguity,
+    # for which torch.compile would build two graphs.
     out_TV = out_NCV.flatten(-3, -2)[..., :T, :]
     return out_TV.clone(memory_format=torch.contiguous_format), state_KV
 
@@ -260,8 +296,8 @@ def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
 
     Shapes: q, k, b [..., N, C, K]; v [..., N, C, V]; state [..., K, V]
             -> out [..., N, C, V]; the state after the last chunk; and a list of what is saved for
-            the backward (skip it on a first reading): (I + L)^-1 [..., N, C, C], W [..., N, C, K],
-            the state before each chunk [..., N, K, V], D, and tril(Q B^T) [..., N, C, C].
+            the backward: (I + L)^-1 [..., N, C, C], W [..., N, C, K], the state before each chunk
+            [..., N, K, V], D [..., N, C, V], and tril(Q B^T) [..., N, C, C].
     """
     # Before the state is known, all chunks at once.
     L_NCC = (k_NCK @ b_NCK.mT).tril_(-1)                                                       # (5)
@@ -303,8 +339,7 @@ def add_product_(x, a, b, sign=1):
 # The product of R reflections can be any orthogonal matrix A with rank(A - I) <= R (Cartan and
 # Dieudonne), and no other, since each factor differs from I by rank 1. So one token can be a whole
 # permutation. An n-cycle of n slots has rank(A - I) = n - 1, since it fixes only the direction
-# (1, ..., 1). So R >= n - 1 if one token may be any permutation of n slots. (The permutations of
-# four things are also the rotations of a cube: as these they need only R = 2.)
+# (1, ..., 1). So R >= n - 1 if one token may be any permutation of n slots.
 
 
 def delta_product(q, k, v, beta, state=None, chunk_size=None):
@@ -322,6 +357,11 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
     return out[..., R - 1::R, :].contiguous(), state
 
 
+# === A first reading ends here ====================================================================
+#
+# Sections 5 to 7 are one block: rounding, the backward, and operators for torch.compile. They make
+# the scan precise and fast, and add nothing to what it computes. `python scan.py` is at the end.
+
 # --- 5. Numerics ----------------------------------------------------------------------------------
 #
 # Why unit keys: with |k| = 1, b = beta k and beta <= 2, each factor A = I - b k^T has norm <= 1.
@@ -329,22 +369,29 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # j, carried to i and read there. So no entry exceeds 2. The inverse can grow exponentially in C if
 # keys are raw, or if b is not parallel to k, since such a step can stretch.
 #
-# Why a triangular solve: it is exact to rounding. The alternative on a GPU is to multiply out
-# (I - L)(I + L^2)(I + L^4)..., which ends because L^C = 0. But similar keys make the powers of L
-# huge before they vanish, and these must cancel in an inverse whose entries are at most 2. In
-# float32, one repeated key at beta = 0.9 makes an error of about 1 in a chunk of 32 and about 1e9
-# in a chunk of 64, where close keys at beta = 0.5 make one of several hundred.
+# Why a triangular solve: it is exact to rounding. Multiplying out (I - L)(I + L^2)(I + L^4)... is
+# not, although the product ends because L^C = 0. Similar keys make the powers of L huge before they
+# vanish, and these must cancel in an inverse whose entries are at most 2: in float32 and a chunk of
+# 64, one repeated key at beta = 0.9 makes an error of about 1e9. GPU kernels also invert by halves,
+# where two products join the inverses of two halves (arXiv 2605.21325). That is as accurate as the
+# solve, but takes twice as long on a CPU for chunks of 16.
 #
-# Rounding: a reflection with a rounded key is not exactly orthogonal, and nothing in a linear
-# recurrence pulls the state back. So the error grows with the number of steps, but slowly: after
-# 1,024 commands on five variables the swap machine is off by 1e-4 in float32, and by 0.1 if its
-# state is rounded to half precision after every step. All its values are then still correct.
+# Rounding: a reflection with a rounded key is not exactly orthogonal, and no command pulls a state
+# back. So errors add up, but slowly. How precise must a state be? Round that of the swap machine
+# after each token. After 1,024 commands on five variables, its largest error in ten seeds is
+#
+#                                        float32   float16   bfloat16   int8
+#     in its slots (0 and 1 are exact)    1e-7        0          0        0
+#     in a rotated basis                  3e-5       .03        .2       .7
+#
+# and all values can still be read. A key must be more precise. With bfloat16 keys and a float32
+# state, values fade by a third, even in their slots. So models.py normalises keys in float32.
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------
 #
-# Autograd could differentiate chunked_forward, and a first reading can stop here. The hand-written
-# backward saves a quarter of the time of forward and backward, and two fifths of the memory.
+# Autograd could differentiate chunked_forward. The hand-written backward saves a quarter of the
+# time of forward and backward, and two fifths of the memory.
 #
 # Write g(Y) for the gradient of the loss with respect to Y, G_n for that of the state after chunk
 # n, and P = tril(Q B^T). Inside chunk n, with S_0 the state before it, (9) and (8) give g(D), and
@@ -410,11 +457,11 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
 
 # --- 7. For autograd, and for torch.compile -------------------------------------------------------
 #
-# torch.compile unrolls Python loops, so it would compile a graph for each number of chunks. Here it
-# meets the two functions as OPERATORS, like matmul: it calls them as they are, and a "fake" tells
-# it the shape of each result and its order in memory. So one graph serves all lengths above one
-# chunk. All results are contiguous if the inputs are, so the operators copy an input such as S.mT.
-# The exception is the inverse, which the solver writes column by column.
+# torch.compile unrolls Python loops, so it would compile a graph for each number of chunks. We
+# therefore register the two functions as custom operators, which it calls without looking inside,
+# as it calls matmul. So one graph serves all lengths above one chunk. A "fake" tells it the shape
+# and the strides of each result. Strides must not depend on those of the inputs, so the operators
+# first copy an input such as S.mT. The solver writes the inverse column by column.
 
 
 class ChunkedScan(torch.autograd.Function):
@@ -430,7 +477,9 @@ class ChunkedScan(torch.autograd.Function):
     def backward(ctx, g_out_NCV, G_KV):
         if torch.is_grad_enabled():  # for a second derivative; autograd cannot see into an operator
             raise RuntimeError("the chunked scan has no second derivative; use scan_recurrent")
-        return tuple(backward_operator(*ctx.saved_tensors, g_out_NCV, G_KV))
+        # Complex gradients need the conjugates. A real tensor is its own.
+        saved = [x.conj().resolve_conj() for x in ctx.saved_tensors]
+        return tuple(backward_operator(*saved, g_out_NCV, G_KV))
 
 
 @torch.library.custom_op("state_tracking::chunked_forward", mutates_args=())
@@ -482,7 +531,7 @@ def show_swap_machine(names="abc"):
             x, spare = key[0].nonzero().flatten().tolist()
             x, spare = names[x], names[spare - n]
             why = f"{x} moves out" if step < n else f"{x} gets what {spare} had"
-            values = [f"{abs(value):.0f}" for value in slots.flatten().tolist()]
+            values = [f"{round(value)}" for value in slots.flatten().tolist()]
             print(f"    swap {x} and {spare}':   variables {' '.join(values[:n])}   "
                   f"spares {' '.join(values[n:])}   {why}")
 

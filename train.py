@@ -4,12 +4,13 @@ Each step draws fresh traces. Training follows a curriculum of stages (length L,
 is passed once the model gets `pass_accuracy` of the reveals right in `pass_patience` batches in a
 row; the last stage takes `final_steps` steps.
 
-Two kinds of batches make the model more precise:
-    repeated commands   Small errors then accumulate until the loss can see them (data.py).
-    dense reveals       The batch has more reveals than its stage and no lines that set the values,
-                        as if the reader had joined the session late. A model that must learn the
-                        values from reveals writes each one into its state; a model that never needs
-                        reveals ignores them, and each then adds an error to the state.
+Small errors add up over a trace, so precision decides how far a model tracks. Two kinds of batches
+improve it:
+    repeated commands   The error of one command adds up until the loss can see it (data.py).
+    dense reveals       The batch has more reveals than its stage, and joins late: the lines that
+                        set the values are missing. A model that must learn the values from reveals
+                        writes each one into its state; a model that never needs reveals ignores
+                        them, and each then adds an error to the state.
 
 The learning rates stay constant, so the parameters end up circling a solution. Their average over
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
@@ -22,18 +23,20 @@ import argparse
 import copy
 import inspect
 import json
+import math
 import time
+import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tqdm import tqdm
 
 from data import UserError, generator, make_parser, run_cli, stages
-from eval import LENGTHS, device_of, evaluate_and_print, make, read_run
+from eval import DEVICE, LENGTHS, device, device_of, evaluate_and_print, make, read_run
 
+DENSER = (1, 1, 2, 4)  # spacings of dense reveals; 1 is listed twice, for half of the batches
 LOG_EVERY = 10  # steps
 SAVE_EVERY = 50  # steps
 
@@ -44,7 +47,7 @@ SAVE_EVERY = 50  # steps
 class Config:
     """Every field is an option of the command line: pass_accuracy is --pass-accuracy."""
 
-    # The task (data.py), and the model (models.py; None is the default of its class).
+    # The task, and the model. None is the default of its class in models.py.
     group: str = "S5"              # S<n>, A<n>, Z<n> or D<n>; the other defaults suit n up to 7
     commands: str = "full"         # full: permutations of all variables; swap: of two
     repeat_fraction: float = 0.5   # fraction of training traces with repeated commands
@@ -82,12 +85,9 @@ class Config:
 
     def steps_of(self, stage):
         """How many steps a stage takes; None for one that lasts until it is passed."""
-        _, _, *steps = self.curriculum[stage]
-        is_last = stage == len(self.curriculum) - 1
-        return steps[0] if steps else self.final_steps if is_last else None
-
-
-Recipe = Config  # the name that it had
+        if len(self.curriculum[stage]) == 3:
+            return self.curriculum[stage][2]
+        return self.final_steps if stage == len(self.curriculum) - 1 else None
 
 
 @dataclass
@@ -96,9 +96,9 @@ class Progress:
     step: int = 0  # steps made
     stage: int = 0  # index into the curriculum
     stage_step: int = 0  # steps made in this stage
-    passes: int = 0  # consecutive batches that reached pass_accuracy
+    streak: int = 0  # consecutive batches that reached pass_accuracy
     tokens: int = 0  # tokens read
-    left: list = field(default_factory=list)  # tokens read when each stage was left
+    stage_ends: list = field(default_factory=list)  # tokens read at the end of each stage
     seconds: float = 0.0  # spent in steps
     finished: bool = False
 
@@ -107,13 +107,13 @@ class Progress:
 
 def draw(task, config, now, rng):
     """The batch of a step, and whether it counts towards passing the stage."""
-    length, spacing = config.curriculum[now.stage][:2]
-    denser = [S for S in (1, 1, 2, 4) if S < spacing and length % S == 0]
-    if not hasattr(task, "joined_late"):  # a task of your own
+    length, spacing, *_ = config.curriculum[now.stage]
+    denser = [S for S in DENSER if S < spacing and length % S == 0]
+    if not hasattr(task, "joined_late"):  # a task of your own may lack it
         denser = []
     if config.dense_fraction and denser and rng.random() < config.dense_fraction:
         batch = task.training_batch(config.batch, length, int(rng.choice(denser)), rng)
-        return task.joined_late(batch), False
+        return task.joined_late(batch, rng), False
     return task.training_batch(config.batch, length, spacing, rng), True
 
 
@@ -136,6 +136,8 @@ def loss(model, batch, config):
     # One .tolist() for all metrics: a single sync.
     numbers = torch.stack([mean, reveal_loss, correct.sum() / count]).tolist()
     metrics = dict(zip(("loss", "reveal_loss", "reveal_accuracy"), numbers))
+    if math.isnan(metrics["reveal_accuracy"]):  # 0 / 0
+        raise UserError("a batch of this task has no reveals")
     return mean + config.reveal_weight * reveal_loss, metrics
 
 
@@ -156,25 +158,28 @@ def train(model, task, config, folder=None, resume=False,
     """Train a model on a task (data.py).
 
     model: a module, tokens [B, T] -> logits, on its device. Afterwards it has the last parameters.
-    folder: where checkpoints go. resume: continue the run in that folder, if there is one.
-        (eval.load reads it if the config describes the model and the task.)
+    folder: where checkpoints go. resume: continue the run in that folder, if there is one. Both
+        must have the same config, model and first batch; the functions below are not compared.
+        (eval.load reads the folder if the config describes the model and the task.)
     draw, loss, lr_scale, gives_up: those of section 2, or functions of your own.
 
     Returns: a copy of the model with the averaged parameters, and the log, a list of dicts.
+        (The average can fail, since the loss may be high between good solutions. A counter modulo
+        5, trained on (8,1) and then (32,4), gets over 99% of the reveals right with the last
+        parameters and under 15% with the average. Return the last by --no-average.)
     """
+    model.train()
     now = Progress()
     log = []
     average = copy.deepcopy(model)
     optimizers = make_optimizers(model, config)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    if folder and has_run(folder, config, resume):
+    identity = folder and identity_of(model, task, config, draw)
+    if folder and has_run(folder, identity, resume):
         now, log = restore(folder, model, average, optimizers)
 
     network = torch.compile(model, dynamic=True) if config.compile else model  # for any length
     last = len(config.curriculum) - 1
-    bar = tqdm(total=config.max_curriculum_steps + config.final_steps, initial=now.step,
-               disable=None)  # in terminals only
-    model.train()
     while not now.finished:
         # Draw. The batch depends on the seed and the step only, so a resumed run draws the batches
         # that the interrupted run would have drawn.
@@ -194,10 +199,13 @@ def train(model, task, config, folder=None, resume=False,
             optimizer.param_groups[0]["lr"] = peak * lr_scale(config, now)
             optimizer.step()
 
-        # Average over the last stage: move 1/n of the way to the n-th parameters.
+        # Average over the last stage, unless it is the only one: move 1/n of the way to the n-th
+        # parameters. Elsewhere n = 1, which copies the newest.
         n = now.stage_step + 1 if config.average and stage == last > 0 else 1
         for mean, parameter in zip(average.parameters(), model.parameters()):
             mean.data.lerp_(parameter.data, 1 / n)
+        for copied, buffer in zip(average.buffers(), model.buffers()):
+            copied.copy_(buffer)
 
         # Count. Batches that do not count neither continue a series of good ones nor break it.
         now.step += 1
@@ -205,38 +213,35 @@ def train(model, task, config, folder=None, resume=False,
         now.tokens += batch.inputs.numel()
         if counts:
             good = metrics["reveal_accuracy"] >= config.pass_accuracy
-            now.passes = now.passes + 1 if good else 0
+            now.streak = now.streak + 1 if good else 0
 
         # Move on. A new stage starts a new series, since its batches are harder.
-        length, spacing = config.curriculum[stage][:2]
+        length, spacing, *_ = config.curriculum[stage]
         steps = config.steps_of(stage)
-        over = now.stage_step == steps if steps else now.passes >= config.pass_patience
+        over = (now.stage_step == steps) if steps else (now.streak >= config.pass_patience)
         if over and stage < last:
             now.stage += 1
-            now.stage_step = now.passes = 0
-            now.left.append(now.tokens)
-            tqdm.write(f"({length},{spacing}) passed after {now.step} steps, "
-                       f"{now.tokens / 1e6:.2f} million tokens")
+            now.stage_step = now.streak = 0
+            now.stage_ends.append(now.tokens)
+            print(f"({length},{spacing}) passed after {now.step} steps, "
+                  f"{now.tokens / 1e6:.2f} million tokens", flush=True)
         elif over or gives_up(model, config, now):
             now.finished = True
         now.seconds += time.perf_counter() - start
 
-        # Report, and save. Where there is no terminal for a bar, print a line now and then.
-        text = (f"({length},{spacing}) loss {metrics['loss']:.3f}, "
-                f"reveal accuracy {metrics['reveal_accuracy']:.0%}")
-        bar.set_postfix_str(text, refresh=False)
-        bar.update()
-        if bar.disable and now.step % SAVE_EVERY == 0:
-            print(f"step {now.step}: {text}", flush=True)
-        if now.step % LOG_EVERY == 0 or now.finished:
+        # Log, report and save: the first step, the last, and some between.
+        ends = now.step == 1 or now.finished
+        if ends or now.step % LOG_EVERY == 0:
             log.append({**asdict(now), "stage": stage, "length": length, "spacing": spacing,
                         **metrics, "gradient_norm": norm.item()})
-        if folder and (now.step % SAVE_EVERY == 1 or now.finished):
-            save(folder, config, now, log, model, average, optimizers)
+        if ends or now.step % SAVE_EVERY == 0:
+            print(f"step {now.step}: ({length},{spacing}) loss {metrics['loss']:.3f}, "
+                  f"reveal accuracy {metrics['reveal_accuracy']:.0%}", flush=True)
+            if folder:
+                save(folder, identity, config, now, log, model, average, optimizers)
 
-    bar.close()
     if now.stage < last:
-        tqdm.write(f"NOT LEARNED: stopped in stage {now.stage + 1} of {last + 1}")
+        print(f"NOT LEARNED: stopped in stage {now.stage + 1} of {last + 1}", flush=True)
     return average.eval(), log
 
 
@@ -254,8 +259,8 @@ def make_optimizers(model, config):
     ones. (torch runs its Newton-Schulz iteration in bfloat16.)
     """
     # The rows of embedding and unembedding belong to single tokens: a rare token has a small
-    # gradient, but Muon would move its row as far as any other. (torch knows no unembeddings, so
-    # name yours like that.)
+    # gradient, but Muon would move its row as far as any other. (torch has no class for an
+    # unembedding, so it is recognised by its name.)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = []
     others = []
@@ -274,14 +279,38 @@ def make_optimizers(model, config):
 
 # --- 4. The run folder: model.pt, from which a run resumes with the same bits, and results.json ---
 
-def save(folder, config, now, log, model, average, optimizers):
+def identity_of(model, task, config, draw):
+    """A checksum of what a run is: its config, its model and its first batch."""
+    batch, _ = draw(task, config, Progress(), generator(config.seed, "train", 0))
+    parts = [asdict(config), batch.inputs.tolist()]
+    for module in model.modules():
+        parts += [type(module).__name__, [x.shape for x in module.parameters(recurse=False)]]
+        parts += [pair for pair in vars(module).items() if isinstance(pair[1], (int, float, str))]
+    return zlib.crc32(repr(parts).encode())
+
+
+def has_run(folder, identity, resume):
+    """Whether there is a run to resume in the folder.  Raises: UserError for one that must stay."""
+    if not (Path(folder) / "model.pt").exists():
+        return False
+    if read_run(folder).get("identity") != identity:
+        raise UserError(f"{folder} already holds another run; choose another folder (--out DIR)")
+    if not resume:
+        raise UserError(f"{folder} already holds this run; continue it by --resume {folder}, or "
+                        "choose another folder (--out DIR)")
+    return True
+
+
+def save(folder, identity, config, now, log, model, average, optimizers):
     """Write model.pt: `model` is the result so far; the rest is what changes during training."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "model.pt.partial"
-    torch.save({"config": asdict(config), "model": average.state_dict(),
+    torch.save({"config": asdict(config), "identity": identity, "model": average.state_dict(),
                 "last": model.state_dict(), "progress": asdict(now), "log": log,
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, partial)
+    read_run(partial)  # refuse now, after the first step, what could not be read
+    has_run(folder, identity, resume=True)  # refuse if another run has come to this folder
     partial.replace(folder / "model.pt")  # an interruption leaves the old file or the new one
 
 
@@ -295,18 +324,6 @@ def restore(folder, model, average, optimizers):
     return Progress(**run["progress"]), run["log"]
 
 
-def has_run(folder, config, resume):
-    """Whether there is a run to resume in the folder.  Raises: UserError for one that must stay."""
-    if not (Path(folder) / "model.pt").exists():
-        return False
-    if read_run(folder)["config"] != asdict(config):
-        raise UserError(f"{folder} already holds another run; choose another folder (--out DIR)")
-    if not resume:
-        raise UserError(f"{folder} already holds this run; continue it by --resume {folder}, or "
-                        "choose another folder (--out DIR)")
-    return True
-
-
 # --- 5. The command line --------------------------------------------------------------------------
 
 def parse(argv=None):
@@ -316,7 +333,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
     add("--resume", metavar="DIR", help="continue the run in DIR, with the options stored there")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, ...")
+    add("--device", type=device, default=DEVICE, help="cpu, cuda, ...")
     add("--lengths", type=stages, default=LENGTHS, help="rows LENGTH:SPACING,... of the last table")
     add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
     for part in fields(Config):
@@ -326,7 +343,7 @@ def parse(argv=None):
         add(f"--{part.name.replace('_', '-')}", help=argparse.SUPPRESS, default=argparse.SUPPRESS,
             **kind)
     args = parser.parse_args(argv)
-    typed = {part.name: getattr(args, part.name) for part in fields(Config) if part.name in args}
+    typed = {name: value for name, value in vars(args).items() if hasattr(Config, name)}
     if args.resume:
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")
@@ -338,17 +355,21 @@ def main(argv=None):
     config, args = parse(argv)
     torch.manual_seed(config.seed)
     task, model = make(asdict(config))
-    for length, spacing, *_ in [*config.curriculum, *args.lengths]:
-        task.check(length, spacing)  # before the training, not after it
-    folder = args.resume or args.out or f"runs/{config.model}-{config.group}-seed{config.seed}"
+    default = f"runs/{config.model}-{config.group}-seed{config.seed}"
+    folder = Path(args.resume or args.out or default)
+    folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters, chance {task.chance:.3f}, device {args.device}, "
           f"{torch.get_num_threads()} threads, folder {folder}", flush=True)
 
-    model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
+    try:
+        model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
+    except KeyboardInterrupt:
+        print(f"\nto go on: python train.py --resume {folder}", flush=True)
+        raise
     rows = evaluate_and_print(model, task, args.lengths, args.traces)
     result = {"config": asdict(config), "results": rows, **log[-1], "parameters": parameters}
-    (Path(folder) / "results.json").write_text(json.dumps(result))
+    (folder / "results.json").write_text(json.dumps(result))
     print(f"\n{log[-1]['step']} steps, {log[-1]['tokens'] / 1e6:.2f} million tokens, "
           f"{log[-1]['seconds'] / 60:.2f} minutes")
 

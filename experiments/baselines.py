@@ -130,7 +130,7 @@ def train_on_all_stages(model, task, config, budget):
                 mean.data.lerp_(parameter.data, 1 / averaged)
         step += 1
         tokens += batch.inputs.numel()
-    return average, {"step": step, "tokens": tokens, "stage": 0, "left": [],
+    return average, {"step": step, "tokens": tokens, "stage": 0, "stage_ends": [],
                      "seconds": time.perf_counter() - start}
 
 
@@ -184,11 +184,11 @@ def first_reveals(model, task):
 # --- 3. The swap curriculum -----------------------------------------------------------------------
 
 # (L, S, full commands in a trace); all other commands are swaps, in their short form.
-RUNGS = [(2, 1, 0), (4, 1, 0), (8, 1, 0), (8, 2, 0),
+SWAP_STAGES = [(2, 1, 0), (4, 1, 0), (8, 1, 0), (8, 2, 0),
          (8, 1, 1), (8, 1, 2), (8, 1, 5), (8, 1, 8),
          (8, 2, 8), (16, 2, 16), (16, 4, 16), (32, 4, 32), (64, 8, 64),
          (64, 8, 64)]  # the last one for final_steps, with learning rates that decay to 0
-SHORT = 8  # rungs with at most eight commands, from where all of them are full
+SHORT = 8  # stages with at most eight commands
 
 
 class Swap(list):
@@ -208,17 +208,16 @@ class MixedTask(ReplTask):
         return super().command_line(g)
 
 
-def draw_rung(task, config, now, rng, earlier=0.2, easy=0.3):
-    """A batch of the rung.
+def draw_swaps(task, config, now, rng, earlier=0.2, easy=0.3):
+    """A batch of the stage, or sometimes of an earlier one.
 
-    earlier: the fraction of batches that show an earlier rung. They count as well, so four of them
-        in a row pass a rung that is not learned. (Half of the LSTMs' rungs ended like that.)
+    earlier: the fraction of batches that show an earlier stage. These do not count for passing.
     easy: the fraction of full commands that are products of a few swaps.
     """
-    rung = now.stage
-    if rung and rng.random() < earlier:
-        rung = rng.integers(rung)
-    length, spacing, full = RUNGS[rung]
+    stage = now.stage
+    if stage and rng.random() < earlier:
+        stage = rng.integers(stage)
+    length, spacing, full = SWAP_STAGES[stage]
     shape = (config.batch, length)
 
     # Which commands are full is the same for all traces: they need equally many tokens.
@@ -232,18 +231,18 @@ def draw_rung(task, config, now, rng, earlier=0.2, easy=0.3):
 
     traces = [[g if full else Swap(g) for g, full in zip(trace, is_full)]
               for trace in commands.tolist()]
-    return task.batch_of(map(task.trace, traces, asked.tolist())), True
+    return task.batch_of(map(task.trace, traces, asked.tolist())), stage == now.stage
 
 
 def decaying_late(config, now, late=1.0):
-    """Learning rates that decay over the last rung. late: their scale after the first eight."""
+    """Learning rates that decay over the last stage. late: their scale after the first eight."""
     return decaying(config, now) * (late if now.stage >= SHORT else 1)
 
 
 def out_of_tokens(model, config, now):
-    """After 160 million tokens, or 45 million on one rung but the last."""
-    on_this_rung = now.tokens - (now.left[-1] if now.left else 0)
-    stuck = on_this_rung >= 45e6 and now.stage < len(RUNGS) - 1
+    """After 160 million tokens, or 45 million on one stage but the last."""
+    on_this_stage = now.tokens - (now.stage_ends[-1] if now.stage_ends else 0)
+    stuck = on_this_stage >= 45e6 and now.stage < len(SWAP_STAGES) - 1
     return stuck or now.tokens >= 160e6
 
 
@@ -258,28 +257,49 @@ def run_swaps(setting, folder):
     if name == "lstm":  # it was first seen to learn with these
         rates = rates | {"matrix_lr": 2.5e-3, "lr": 2.5e-3}
         scale = partial(decaying_late, late=0.4)
-    config = Config(curriculum=[(L, S) for L, S, _ in RUNGS], batch=32, pass_accuracy=0.95,
+    config = Config(curriculum=[(L, S) for L, S, _ in SWAP_STAGES], batch=32, pass_accuracy=0.95,
                     pass_patience=4, final_steps=300, reveal_weight=5.0, average=False,
                     seed=setting["seed"], **rates)
     task = MixedTask(Group("S5"))
     model, log = train(MODELS[name](len(task.vocab)), task, config, folder, resume=True,
-                       draw=draw_rung, lr_scale=scale, gives_up=out_of_tokens)
+                       draw=draw_swaps, lr_scale=scale, gives_up=out_of_tokens)
     return summary(model, log) | {"results": first_reveals(model, task)}
 
 
-STUDIES = [Study("baselines", SETTINGS, run), Study("baselines_swaps", SWAP_SETTINGS, run_swaps)]
+# --- 4. How rare may reveals be? ------------------------------------------------------------------
+
+SPACINGS = [1, 2, 4]
+SPACING_SETTINGS = grid(commands=["swap", "full"], model=["linrnn", "transformer", "lstm"],
+                        spacing=SPACINGS, seed=range(275, 278))
 
 
-# --- 4. The tables --------------------------------------------------------------------------------
+def run_spacings(setting, folder):
+    """Eight commands of S3 from the first step on, and 100 more steps once they are passed."""
+    stage = (8, setting["spacing"])
+    config = Config(curriculum=[stage, stage], final_steps=100, dense_fraction=0.0,
+                    seed=setting["seed"], **LEARNING_RATES[setting["model"]])
+    task = ReplTask(Group("S3"), setting["commands"], repeat_fraction=0.0)
+    model = MODELS[setting["model"]](len(task.vocab))
+    model, log = train(model, task, config, folder, resume=True,
+                       gives_up=lambda model, config, now: now.tokens >= 12e6)
+    return summary(model, log) | {"results": evaluate_all(model, task, [stage])}
+
+
+STUDIES = [Study("baselines", SETTINGS, run), Study("baselines_swaps", SWAP_SETTINGS, run_swaps),
+           Study("baselines_spacings", SPACING_SETTINGS, run_spacings)]
+
+
+# --- 5. The tables --------------------------------------------------------------------------------
 
 def show():
     show_first()
     show_swaps()
+    show_spacings()
 
 
 def show_first():
     """The contrast that no earlier reveal blurs: the first reveal of a trace."""
-    rows = sorted(in_order(records("baselines")), key=lambda row: row["millions"])
+    rows = sorted(by_model(records("baselines")), key=lambda row: row["millions"])
     table("The same tokens. All models get batches of 16 traces of all lengths from (2,1) to\n"
           "(64,8), easy commands at S = 1, 50 steps of warm-up, cosine decay, and weight\n"
           "averaging over the last tenth. Learning rates: of the matrices, by Muon (LSTM:\n"
@@ -294,19 +314,35 @@ def show_first():
 
 def show_swaps():
     """How far the same models get when swaps come first."""
-    table("The swap curriculum. A rung (L,S)+k has k full commands per trace; the others are\n"
+    table("The swap curriculum. A stage (L,S)+k has k full commands per trace; the others are\n"
           "swaps. All models get batches of 32, reveals weigh 5, one batch in five shows an\n"
-          "earlier rung, and a rung is passed at 95% in four batches in a row. Those of earlier\n"
-          "rungs count, so chance alone passes a rung about once in 800 batches: compare the\n"
-          "accuracies. Learning rates as above, but the LSTM has 0.0025 up to (8,1)+8 and 0.001\n"
-          "after it. A run stops after 160 million tokens, or after 45 on one rung. Million\n"
-          "tokens when a rung was left; accuracy as above",
-          in_order(records("baselines_swaps")), ["model", "seed"],
-          {name(rung): left(rung) for rung in (2, 3, 7, 11, 12)}
-          | {"end": COST["million tokens"], "stuck at": stuck_at} | TESTED)
+          "earlier stage, and a stage is passed at 95% in four batches in a row, of its own\n"
+          "only. Learning rates as above, but the LSTM has 0.0025 up to (8,1)+8 and 0.001 after\n"
+          "it. A run stops after 160 million tokens, or after 45 in one stage. Million tokens\n"
+          "when a stage was passed; accuracy as above",
+          by_model(records("baselines_swaps")), ["model", "seed"],
+          {name_of(stage): passed(stage) for stage in (2, 3, 7, 11, 12)}
+          | {"end": COST["million tokens"], "stopped in": stopped_in} | TESTED)
 
 
-def in_order(rows):
+def show_spacings():
+    """Whether a model learns at all when a reveal comes after every S commands."""
+    table("How rare may reveals be? Eight commands of S3 from the first step on, with a reveal\n"
+          "after every S of them, until three batches in a row reach 97%. Learning rates as\n"
+          "above. Million tokens read by then, or >12 where a run stopped; a number for each seed",
+          by_model(records("baselines_spacings")), ["commands", "model"],
+          {f"S = {S}": until_passed(S) for S in SPACINGS}, spread=lambda texts, _: " ".join(texts))
+
+
+def until_passed(spacing):
+    """A column: million tokens read until eight commands were passed."""
+    def column(row):
+        if row["spacing"] == spacing:
+            return f"{row['left'][0] / 1e6:.1f}" if row["left"] else ">12"
+    return column
+
+
+def by_model(rows):
     return sorted(rows, key=lambda row: [*MODELS].index(row["model"]))
 
 
@@ -320,20 +356,20 @@ TESTED = {"after 2": partial(first_reveal, spacing=2), "4": partial(first_reveal
           "(128,16)": percent(128)}
 
 
-def name(rung):
-    length, spacing, full = RUNGS[rung]
+def name_of(stage):
+    length, spacing, full = SWAP_STAGES[stage]
     return f"({length},{spacing})+{full}"
 
 
-def left(rung):
-    """A column: million tokens read when this rung was left."""
-    return lambda row: row["left"][rung] / 1e6 if rung < len(row["left"]) else None
+def passed(stage):
+    """A column: million tokens read when this stage was passed."""
+    return lambda row: row["left"][stage] / 1e6 if stage < len(row["left"]) else None
 
 
-def stuck_at(row):
-    """A column: the rung that a run did not pass."""
-    rung = len(row["left"])
-    return name(rung) if rung < len(RUNGS) - 1 else None
+def stopped_in(row):
+    """A column: the stage that a run did not pass."""
+    stage = len(row["left"])
+    return name_of(stage) if stage < len(SWAP_STAGES) - 1 else None
 
 
 def rates_of(row):
@@ -354,7 +390,7 @@ def state_of(row):
     return f"{grown} per token" if grown else f"{counts[0]:,}"
 
 
-# --- 5. The pictures ------------------------------------------------------------------------------
+# --- 6. The pictures ------------------------------------------------------------------------------
 
 # Where the name of each model is written, and the point of its line that it belongs to.
 NAMED_AT = {"linrnn": ((8.3, 1.08), (8, 1)), "linrnn-beta1": ((11.5, 0.75), (9.4, 0.66)),

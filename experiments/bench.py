@@ -6,9 +6,9 @@
     autograd      the forward of scan.py, differentiated by torch
     hand-written  scan.delta_rule_chunked
 
-In float32 on one CPU core (torch 2.13), the loop takes 5.5 to 13 times as long as the hand-written
-form, the textbook form 2.0 to 2.2 times, and torch's own backward 1.3 to 1.4 times. The loop is
-worst in a small batch, where it is mostly overhead.
+In float32 on one CPU core the loop takes 5.5 to 13 times as long as the hand-written form, the
+textbook form twice as long, and torch's own backward 1.3 to 1.4 times. The loop is worst in a small
+batch, where it is mostly overhead.
 
     python -m experiments.bench                                                the table
     python -c "from experiments.bench import measure; print(measure(4, 1024, 'cuda'))"
@@ -93,7 +93,7 @@ def show():
           {name: itemgetter(name) for name in FORMS}, digits=2)
 
 
-STUDIES = [Study("bench", grid(B=[32, 4], T=[1024]), lambda cell, folder: measure(**cell))]
+STUDIES = [Study("bench", grid(B=[32, 4], T=[1024]), lambda setting, _: measure(**setting))]
 
 
 def main(argv=None):

@@ -3,11 +3,13 @@
 import itertools
 import math
 import re
+import subprocess
+import sys
 
 import data
 import numpy as np
 import pytest
-from conftest import session, typed_lines
+from conftest import ROOT, session, typed_lines
 from data import Group, ReplTask, UserError, generator
 from numpy.random import default_rng
 
@@ -64,12 +66,13 @@ def test_a_list_of_elements_makes_a_group_in_any_order_and_with_duplicates():
     assert {*map(tuple, group.draw((300,), default_rng(0)))} == {*map(tuple, Q8)}
 
 
-@pytest.mark.parametrize("elements", [
-    Q8[:7], sorted(Q8)[1:],
+@pytest.mark.parametrize("elements, words", [
+    (Q8[:7], "all elements"), (sorted(Q8)[1:], "all elements"),
     # The rotations of a square, and all of them after one swap: they are closed under rotations.
-    [np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)]])
-def test_a_list_that_is_not_all_of_a_group_is_refused(elements):
-    with pytest.raises(UserError, match="all elements"):
+    ([np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)], "all elements"),
+    ([[0, 1, 2], [1, 0, 2]], "not transitive"), ([[0, 1, 2], [0, 2, 1]], "not transitive")])
+def test_a_list_that_is_not_all_of_a_transitive_group_is_refused(elements, words):
+    with pytest.raises(UserError, match=words):
         Group("mine", elements)
 
 
@@ -128,14 +131,28 @@ def test_a_trace_reveals_the_variables_asked_for_after_each_spacing():
     assert reveals == [part for x in "eae" for part in (*[""] * 4, f"print('{x}', {x})")]
 
 
-def test_who_joins_late_reads_the_trace_from_its_first_command_on():
-    task = ReplTask(Group("S4"))
-    batch = task.test_batch(3, 4, 2, default_rng(0))
-    late = task.joined_late(batch)
-    for whole, rest in zip(batch.inputs, late.inputs, strict=True):
-        assert task.decode(whole) == task.start_lines() + task.decode(rest)
+def test_who_joins_late_learns_the_values_from_reveals_alone():
+    """The first lines are gone, and each trace has other values: an element of the group renames
+    them. So at the cut every value of every variable is equally likely, in traces with repeated
+    commands (the first half) as well."""
+    task = ReplTask(Group("D5"))
+    whole = task.training_batch(600, 24, 1, default_rng(0))
+    late = task.joined_late(whole, default_rng(1))
     assert (late.inputs[:, 1:] == late.targets[:, :-1]).all()
-    assert (late.reveals == (late.inputs == task.ids[" "])).all() and late.reveals.sum() == 6
+    assert (late.reveals == (late.inputs == task.ids[" "])).all()
+    old, new = [[[task.values.index(task.vocab[i]) for i in row[shown]]
+                 for row, shown in zip(batch.targets, batch.reveals)] for batch in (whole, late)]
+
+    counts = np.zeros((2, 5, 5), int)
+    for trace, (text, rest) in enumerate(zip(whole.inputs, late.inputs, strict=True)):
+        renamed = {*zip(old[trace], new[trace])}  # variable i starts with the value i
+        assert any(renamed <= {*enumerate(g)} for g in task.group.elements.tolist())
+        for pair in renamed:
+            counts[trace // 300][pair] += 1
+        words = [re.sub(r"\d", "_", task.decode(part)) for part in (text, rest)]
+        assert words[0] == re.sub(r"\d", "_", task.start_lines()) + words[1]
+    for pairs in counts.reshape(10, 5):
+        assert near_uniform(pairs)
 
 
 def test_all_swaps_are_equally_likely_and_written_in_order():
@@ -218,6 +235,7 @@ def test_each_line_of_the_demo_shows_pythons_state_after_it(options, capsys):
         assert tokens.replace("|", "") == line
 
 
-@pytest.mark.parametrize("options", ["--length 0", "--length 3", "--spacing 8"])
-def test_the_demo_refuses_a_length_that_is_no_multiple_of_the_spacing(options, refused):
-    refused(data.main, options.split(), "multiple")
+def test_a_reader_who_has_seen_enough_ends_the_demo_quietly():
+    shown = subprocess.run(f"'{sys.executable}' data.py --length 4000 | head -1", shell=True,
+                           cwd=ROOT, capture_output=True, text=True)
+    assert shown.stdout.startswith("120 states") and not shown.stderr

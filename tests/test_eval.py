@@ -1,6 +1,5 @@
 """The table measures what it says: on an oracle that executes Python, and forgets on purpose."""
 
-import pickle
 import re
 from types import SimpleNamespace
 
@@ -49,7 +48,7 @@ class Interpreter(nn.Module):
 
 # --- The table ------------------------------------------------------------------------------------
 
-def test_a_model_that_stops_tracking_is_at_chance_from_there_on(capsys):
+def test_exercise_6_a_model_that_stops_tracking_is_at_chance_from_there_on(capsys):
     """It executes 14 commands only: 14 reveals are correct, and two are guessed. `perfect` and its
     interval count traces, all other numbers reveals. The table prints them, and of the accuracies
     along a trace eight."""
@@ -95,10 +94,26 @@ def test_the_traces_come_from_the_test_stream_and_any_token_can_be_predicted():
     assert drawn[:3] == [2, 2, 1] and drawn[3].random() == generator(5, "test", 2, 1).random()
 
 
-def test_a_model_is_evaluated_without_its_dropout():
-    model = nn.Sequential(nn.Embedding(16, 16), nn.Dropout(0.9))
-    one, other = [evaluate(model.train(), ReplTask(Group("S3")), 4, 2, 30) for _ in range(2)]
+def test_a_model_is_evaluated_without_its_dropout_and_is_then_as_it_was():
+    """Module by module: here a part in training belongs to a frozen one."""
+    model = nn.Sequential(nn.Embedding(16, 16), nn.Dropout(0.9)).eval()
+    model[1].train()
+    one, other = [evaluate(model, ReplTask(Group("S3")), 4, 2, 30) for _ in range(2)]
     assert one == other
+    assert [module.training for module in model.modules()] == [False, False, True]
+
+
+def test_any_mask_marks_the_reveals_and_each_trace_needs_as_many():
+    """A mask of 0 and 1 must not be taken for the numbers of rows."""
+    targets = np.array([[1, 2, 0], [1, 1, 2]])
+    reveals = np.array([[False, True, True], [True, False, True]])
+    model = module_of(lambda tokens: torch.tensor([0.0, 1, 0]).expand(*tokens.shape, 3))
+    rows = [evaluate(model, task_of(targets, reveals.astype(kind)), 3, 1, 2)
+            for kind in (bool, np.int64, np.float32)]
+    assert rows[0] == rows[1] == rows[2] and rows[0]["by_position"] == [0.5, 0]
+    reveals[0] = True, False, False
+    with pytest.raises(ValueError, match="same shape"):
+        evaluate(model, task_of(targets, np.concatenate([reveals, reveals])), 3, 1, 4)
 
 
 @pytest.mark.parametrize("tokens_at_once, pieces", [(2**17, [3]), (100, [2, 1]), (1, [1, 1, 1])])
@@ -139,7 +154,7 @@ def test_a_run_is_read_back_from_its_config(small_run):
 
 @pytest.mark.parametrize("changes, words", [
     ({"d_model": 9}, "heads must divide"), ({"group": "Q8"}, "unknown group"),
-    ({"model": "gru"}, "model must be one of"), ({"layers": 2}, "of another kind")])
+    ({"model": "gru"}, "model must be one of"), ({"layers": 2}, "does not describe its model")])
 def test_a_run_that_cannot_be_made_again_is_refused(changes, words, small_run, tmp_path, refused):
     """As that of a model of your own, whose config does not describe it."""
     run = read_run(small_run)
@@ -147,11 +162,17 @@ def test_a_run_that_cannot_be_made_again_is_refused(changes, words, small_run, t
     refused(main, [tmp_path], words)
 
 
-def test_a_missing_run_is_refused_and_a_file_executes_no_code(tmp_path, refused):
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", print])
+def test_a_run_that_is_missing_or_unreadable_is_refused_and_executes_no_code(content, tmp_path,
+                                                                             refused):
     refused(main, [tmp_path], "there is no run in", str(tmp_path))
-    torch.save({"model": print}, tmp_path / "model.pt")
-    with pytest.raises(pickle.UnpicklingError, match="weights_only|Weights only"):
-        read_run(tmp_path)
+    refused(main, [tmp_path / "nowhere"], "there is no run in", "nowhere")
+    path = tmp_path / "model.pt"
+    if content is print:
+        torch.save({"model": print}, path)
+    else:
+        path.write_bytes(content)
+    refused(main, [tmp_path], f"{path} cannot be read")
 
 
 # --- The command line -----------------------------------------------------------------------------
@@ -161,8 +182,8 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
     """For the lengths, the number of traces and the seed that are typed."""
     task = ReplTask(Group("S3"))
     model = Interpreter(task, 3 + 3)
-    monkeypatch.setattr("eval.load", lambda folder, device: (task, model))
-    main([str(small_run), *"--lengths 8:4,4:1 --traces 20 --seed 5 --plot".split(),
+    monkeypatch.setattr("eval.load", lambda run, device: (load(run, device), (task, model))[1])
+    main([str(small_run / "model.pt"), *"--lengths 8:4,4:1 --traces 20 --seed 5 --plot".split(),
           str(tmp_path / "table.svg")])
     shown = capsys.readouterr().out
     assert "<svg" in (tmp_path / "table.svg").read_text()
@@ -172,6 +193,7 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
 
 
 @pytest.mark.parametrize("options, words", [
-    ("--lengths x:y", "LENGTH:SPACING"), ("--lengths 4:2,0:1", "multiple")])
-def test_the_command_refuses_bad_input_in_one_line(options, words, small_run, refused):
-    refused(main, [small_run, *options.split()], words)
+    ("--lengths 64", "LENGTH:SPACING"), ("--lengths 4:2,0:1", "multiple"),
+    ("--device cuda", "no device 'cuda'"), ("--plot nowhere/x.png", "no folder")])
+def test_the_command_refuses_bad_input_before_the_work(options, words, small_run, refused):
+    assert not refused(main, [small_run, *options.split()], words)

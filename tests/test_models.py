@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from conftest import check, needs_cuda
 from models import (LSTM, MLP, MODELS, AttentionBlock, DeltaBlock, LinRNN, LocalBlock, LSTMBlock,
-                    Transformer, unit)
+                    Transformer, rotate, unit)
 
 # --- The frame ------------------------------------------------------------------------------------
 
@@ -17,10 +17,12 @@ from models import (LSTM, MLP, MODELS, AttentionBlock, DeltaBlock, LinRNN, Local
     lambda: LSTM(11, 12, layers=2)])
 def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(make_model, device):
     """Changing the token at t changes the logits at t and none before. Random cuts change nothing,
-    although the convolution reaches over them, and two streams may branch off one state."""
+    although the convolution reaches over them, and two streams may branch off one state. Gradients
+    flow through the state."""
     model = make_model().double()
     tokens = torch.randint(11, (2, 75))
     whole = model(tokens)
+    gradient, = torch.autograd.grad(whole.square().sum(), model.embedding.weight)
 
     for t in (1, 37, 74):
         other = tokens.clone()
@@ -37,7 +39,10 @@ def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(make_m
             logits, state = model.stream(piece, state)
             pieces.append(logits.cpu())
         tolerance = 1e-10 if device == "cpu" else 1e-4  # rotary angles are rounded to float32
-        assert (torch.cat(pieces, 1) - whole).abs().max() < tolerance
+        logits = torch.cat(pieces, 1)
+        assert (logits - whole).abs().max() < tolerance
+        ours, = torch.autograd.grad(logits.square().sum(), model.embedding.weight)
+        assert (ours.cpu() - gradient).abs().max() < tolerance * gradient.abs().max()
 
 
 def test_the_logits_are_those_of_the_blocks_one_after_the_other():
@@ -179,6 +184,10 @@ def test_the_attention_block_is_a_causal_softmax_over_rotated_keys():
     mixed = block.out(weights / weights.sum(-1, keepdim=True) @ v)
     assert (block(x)[0] - x - mixed).abs().max() < 1e-5  # the angles are rounded to float32
 
+    # Only the result is in half precision: rounded before its cosine, an angle would be off by 4.
+    x = x.bfloat16()
+    assert (rotate(x, 1000).double() - rotate(x.double(), 1000)).abs().max() < 0.05
+
 
 @torch.no_grad()
 def test_an_lstm_block_adds_torchs_lstm_which_starts_by_remembering():
@@ -199,5 +208,6 @@ def test_an_lstm_block_adds_torchs_lstm_which_starts_by_remembering():
     (LinRNN, {"beta_max": 2.1}, "beta_max must be in"), (LinRNN, {"heads": 5}, "heads must divide"),
     (Transformer, {"heads": 5}, "heads must divide"), (Transformer, {"heads": 8}, "2 heads must")])
 def test_impossible_sizes_are_refused(model, options, words):
+    LinRNN(22, beta_max=0)  # the lowest that is allowed
     with pytest.raises(ValueError, match=words):
         model(22, **options)

@@ -4,11 +4,12 @@ import itertools
 import json
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
 import train as trainer
 from conftest import SMALL
-from data import Group, ReplTask, UserError, generator
+from data import Group, ReplTask, UserError, generator, run_cli
 from eval import evaluate, load, make, read_run
 from models import LinRNN
 from torch import nn
@@ -20,6 +21,11 @@ S3 = ReplTask(Group("S3"))  # 16 tokens
 def small_model():
     torch.manual_seed(0)
     return LinRNN(16, d_model=8, heads=2)
+
+
+class Batchnorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x.mT).mT
 
 
 def small_config(**changes):
@@ -72,32 +78,39 @@ def test_a_stage_ends_as_the_config_says(changes, accuracies, stages, monkeypatc
     assert log[-1]["finished"]
 
 
-def test_the_log_and_the_output_say_where_each_stage_was_left_and_what_was_not_learned(capsys):
+def test_the_log_and_the_output_say_where_each_stage_ended_and_what_was_not_learned(capsys):
+    """With a line for the first step, for every 50th and for the last."""
     _, log = train_small({"curriculum": [(2, 1), (4, 2), (8, 4)], "batch": 50,
-                          "pass_patience": 2, "final_steps": 2, "dense_fraction": 0})
-    left = [2 * 50 * 54, (2 * 54 + 2 * 72) * 50]
-    assert log[-1]["left"] == left and log[-1]["tokens"] == left[1] + 2 * 50 * 108
+                          "pass_patience": 2, "final_steps": 97, "dense_fraction": 0})
+    ends = [2 * 50 * 54, (2 * 54 + 2 * 72) * 50]
+    assert log[-1]["stage_ends"] == ends and log[-1]["tokens"] == ends[1] + 97 * 50 * 108
+    assert [row["step"] for row in log] == [1, *range(10, 101, 10), 101]
     train_small({"pass_accuracy": 1.0, "max_curriculum_steps": 3})
-    assert capsys.readouterr().out.splitlines() == [
-        "(2,1) passed after 2 steps, 0.01 million tokens",
-        "(4,2) passed after 4 steps, 0.01 million tokens",
-        "NOT LEARNED: stopped in stage 1 of 2"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" loss")[0] for line in lines] == [
+        "step 1: (2,1)", "(2,1) passed after 2 steps, 0.01 million tokens",
+        "(4,2) passed after 4 steps, 0.01 million tokens", "step 50: (8,4)", "step 100: (8,4)",
+        "step 101: (8,4)", "step 1: (2,1)", "step 3: (2,1)", "NOT LEARNED: stopped in stage 1 of 2"]
+    assert lines[3].endswith(f"loss {log[5]['loss']:.3f}, reveal accuracy "
+                             f"{log[5]['reveal_accuracy']:.0%}")
 
 
 # --- A step ---------------------------------------------------------------------------------------
 
 def test_a_fraction_of_the_batches_is_dense_and_does_not_count():
-    """A dense batch has as many traces and commands, more reveals, and no first lines. (2,1) cannot
-    be denser, and nor can a task that nobody can join late."""
-    config = Config(curriculum=[(2, 1), (12, 6)], batch=3)
+    """A dense batch has as many traces and commands, more reveals, and no first lines. Half of
+    them have a reveal after every command. (2,1) cannot be denser, and nor can a task that nobody
+    can join late."""
+    config = Config(curriculum=[(2, 1), (12, 6)], batch=3, dense_fraction=0.75)
     reveals = {True: [], False: []}
-    for step in range(400):
+    for step in range(500):
         batch, counts = trainer.draw(S3, config, Progress(stage=1), generator(1, "train", step))
         assert (batch.inputs == S3.ids[" = "]).sum() == 3 * (12 + 3 * counts)
         assert S3.decode(batch.inputs[0]).startswith(S3.start_lines()) == counts
         reveals[counts] += batch.reveals.sum(1).tolist()
     assert {*reveals[True]} == {2} and {*reveals[False]} == {3, 6, 12}
-    assert abs(len(reveals[False]) / 1200 - 0.25) < 0.13  # six deviations of 400 coins
+    assert abs(len(reveals[False]) / 1500 - 0.75) < 0.12  # six deviations of 500 coins
+    assert abs(np.mean(np.array(reveals[False]) == 12) - 0.5) < 0.16
 
     class Own:
         training_batch = S3.training_batch
@@ -128,6 +141,8 @@ def test_muon_gets_the_matrices_between_embedding_and_unembedding(optimizer, kin
     assert {*outer["params"]} == {*wrapped.parameters()} - {*inner["params"]}
     assert [group[name] for group in (inner, outer) for name in ("lr", "weight_decay")] == [
         0.2, 0.3, 0.1, 0.3]
+    betas = (0.9, 0.95)
+    assert outer["betas"] == betas and (optimizer == "muon" or inner["betas"] == betas)
 
 
 def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_seed(monkeypatch):
@@ -157,6 +172,13 @@ def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_se
     for name, expected in [("loss", losses.mean()), ("reveal_loss", reveal_loss),
                            ("gradient_norm", norm)]:
         assert log[-1][name] == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_the_average_has_the_newest_buffers():
+    model = nn.Sequential(nn.Embedding(16, 8), Batchnorm(8), nn.Linear(8, 16))
+    result, _ = train_small({"optimizer": "adamw"}, model)
+    assert result[1].num_batches_tracked == 15
+    assert all(map(torch.equal, result.buffers(), model.buffers()))
 
 
 @pytest.mark.parametrize("changes, first", [
@@ -256,11 +278,74 @@ def test_a_folder_that_holds_a_run_is_kept_and_resume_is_offered_for_the_same_ru
     before = (tmp_path / "model.pt").read_bytes()
     with pytest.raises(UserError, match="--resume"):
         train_small(folder=tmp_path)
+    assert train_small(folder=tmp_path, resume=True)[1] == log
+    assert (tmp_path / "model.pt").read_bytes() == before
+
+
+class OtherLinRNN(LinRNN):
+    pass
+
+
+def with_parameter(model):
+    model.more = nn.Parameter(torch.zeros(1))
+    return model
+
+
+@pytest.mark.parametrize("change", [
+    {"config": small_config(final_steps=1, lr=0.2)}, {"config": small_config()},
+    {"task": ReplTask(Group("S3"), "swap")}, {"task": ReplTask(Group("Z3"))},
+    {"model": OtherLinRNN(16, d_model=8, heads=2)}, {"model": with_parameter(small_model())},
+    {"model": LinRNN(16, d_model=8, heads=2, beta_max=1.0)}])
+def test_another_config_model_or_task_is_another_run(change, tmp_path):
+    train_small({"final_steps": 1}, folder=tmp_path)
+    before = (tmp_path / "model.pt").read_bytes()
+    given = {"model": small_model(), "task": S3, "config": small_config(final_steps=1)} | change
     for resume in (False, True):
         with pytest.raises(UserError, match="another run; choose another folder"):
-            train_small({"lr": 0.2}, folder=tmp_path, resume=resume)
+            train(**given, folder=tmp_path, resume=resume)
     assert (tmp_path / "model.pt").read_bytes() == before
-    assert train_small(folder=tmp_path, resume=True)[1] == log
+
+
+def test_of_two_runs_that_share_a_folder_one_ends(tmp_path):
+    def draw(task, config, now, rng):
+        if now.step == 2:
+            train_small({"seed": 1}, folder=tmp_path / "other")
+            (tmp_path / "other/model.pt").rename(tmp_path / "model.pt")
+        return trainer.draw(task, config, now, rng)
+
+    with pytest.raises(UserError, match="another run"):
+        train_small(folder=tmp_path, draw=draw)
+
+
+def test_what_could_not_be_read_again_is_refused_after_the_first_step(tmp_path):
+    """As a number of numpy in the config or in a metric of one's own."""
+    def loss(model, batch, config):
+        objective, metrics = trainer.loss(model, batch, config)
+        return objective, metrics | {"mine": np.float64(1)}
+
+    for number, more in enumerate([{"loss": loss}, {"changes": {"final_steps": np.int64(3)}}]):
+        with pytest.raises(UserError, match="cannot be read"):
+            train_small(**more, folder=tmp_path / str(number))
+        assert not (tmp_path / str(number) / "model.pt").exists()
+
+
+def test_a_task_without_reveals_says_so():
+    def draw(task, config, now, rng):
+        batch, counts = trainer.draw(task, config, now, rng)
+        return batch._replace(reveals=np.zeros_like(batch.reveals)), counts
+
+    with pytest.raises(UserError, match="no reveals"):
+        train_small(draw=draw)
+
+
+def test_who_interrupts_a_run_reads_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "to_tensors", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        run_cli(lambda: main([*SMALL, "--out", str(tmp_path)]))
+    assert capsys.readouterr().out.endswith(f"to go on: python train.py --resume {tmp_path}\n")
 
 
 def test_a_gradient_that_is_not_finite_ends_the_training():
@@ -288,7 +373,8 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     ("--model transformer --d-model 6", "2 heads must divide"), ("--model lstm", "heads"),
     ("--beta-max 3", "beta_max"), ("--curriculum 10:4", "multiple"),
     ("--curriculum 8", "LENGTH:SPACING"), ("--lengths 8:1:1", "LENGTH:SPACING"),
-    ("--lengths 8:3", "multiple"), ("--batch 2.5", "--batch"),
+    ("--lengths 8:3", "multiple"), ("--batch 2.5", "--batch"), ("--device cuda", "no device"),
+    ("--out RUN/model.pt/x", "Not a directory"),
     ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume"),
     ("--resume RUN --out x", "--resume")])
 def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words, small_run, refused,

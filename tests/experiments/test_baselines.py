@@ -128,16 +128,16 @@ def test_the_learning_rate_decays_to_zero_over_the_tokens_and_the_last_tenth_is_
 MIXED = baselines.MixedTask(Group("S5"))
 
 
-def draw_rung(number, rng, batch=3, **changes):
+def draw_swaps(number, rng, batch=3, **changes):
     now = Progress(stage=number)
-    return baselines.draw_rung(MIXED, Config(batch=batch), now, rng, **changes)
+    return baselines.draw_swaps(MIXED, Config(batch=batch), now, rng, **changes)
 
 
-@pytest.mark.parametrize("number", range(len(baselines.RUNGS)))
+@pytest.mark.parametrize("number", range(len(baselines.SWAP_STAGES)))
 def test_a_trace_of_swaps_and_full_commands_shows_what_the_interpreter_prints(number):
-    """A rung has as many full commands as it says; all others name two variables."""
-    batch, counts = draw_rung(number, generator(number, "train", 0), earlier=0)
-    length, spacing, full = baselines.RUNGS[number]
+    """A stage has as many full commands as it says; all others name two variables."""
+    batch, counts = draw_swaps(number, generator(number, "train", 0), earlier=0)
+    length, spacing, full = baselines.SWAP_STAGES[number]
     assert counts
     for inputs, targets, reveals in zip(*batch):
         text = MIXED.decode([inputs[0], *targets])
@@ -163,12 +163,14 @@ def test_a_full_command_that_moves_two_variables_keeps_its_long_form():
 
 @pytest.mark.parametrize("number, changes, expected", [
     (0, {}, [600]), (3, {}, [40, 40, 40, 480]), (3, {"earlier": 1}, [200, 200, 200, 0])])
-def test_one_batch_in_five_shows_an_earlier_rung_each_equally_often_and_none_a_later_one(
+def test_one_batch_in_five_shows_an_earlier_stage_and_does_not_count_for_passing(
         number, changes, expected):
-    widths = [draw_rung(number, generator(0, "train", step), **changes)[0].inputs.shape[1]
-              for step in range(600)]
+    """Each earlier stage equally often, and none a later one."""
+    drawn = [draw_swaps(number, generator(0, "train", step), **changes) for step in range(600)]
+    widths = [batch.inputs.shape[1] for batch, _ in drawn]
     shown = [widths.count(5 * 5 + 7 * L + 11 * L // S - 1)
-             for L, S, _ in baselines.RUNGS[:number + 1]]
+             for L, S, _ in baselines.SWAP_STAGES[:number + 1]]
+    assert sum(counts for _, counts in drawn) == shown[-1]
     assert sum(shown) == 600
     assert all(abs(x - y) <= 4 * y**0.5 for x, y in zip(shown, expected))
 
@@ -176,25 +178,25 @@ def test_one_batch_in_five_shows_an_earlier_rung_each_equally_often_and_none_a_l
 def test_three_full_commands_in_ten_are_products_of_a_few_swaps():
     """A swap is one in twelve of the uniform commands and about one in three of the others."""
     for easy, expected in [(0, 1 / 12), (0.3, 0.7 / 12 + 0.3 / 3), (1, 1 / 3)]:
-        batch, _ = draw_rung(9, generator(0, "train", 0), batch=60, earlier=0, easy=easy)
+        batch, _ = draw_swaps(9, generator(0, "train", 0), batch=60, earlier=0, easy=easy)
         assert abs(swap_fraction(MIXED, batch.inputs) - expected) < 0.035
 
 
-def test_a_run_stops_when_one_rung_or_all_of_them_have_taken_too_many_tokens():
+def test_a_run_stops_when_one_stage_or_all_of_them_have_taken_too_many_tokens():
     million = 10**6
-    last = len(baselines.RUNGS) - 1
+    last = len(baselines.SWAP_STAGES) - 1
     for stage, left, tokens, expected in [
             (0, [], 44 * million, False), (0, [], 45 * million, True),
             (2, [1, 30 * million], 74 * million, False), (2, [1, 30 * million], 75 * million, True),
             (last, [90 * million], 140 * million, False), (last, [1], 160 * million, True)]:
-        now = Progress(stage=stage, left=left, tokens=tokens)
+        now = Progress(stage=stage, stage_ends=left, tokens=tokens)
         assert baselines.out_of_tokens(None, None, now) == expected
 
 
-def test_learning_rates_fall_after_the_short_rungs_and_decay_to_zero_on_the_last():
-    config = Config(curriculum=[(L, S) for L, S, _ in baselines.RUNGS], final_steps=300)
+def test_learning_rates_fall_after_the_short_stages_and_decay_to_zero_on_the_last():
+    config = Config(curriculum=[(L, S) for L, S, _ in baselines.SWAP_STAGES], final_steps=300)
     scale = partial(baselines.decaying_late, late=0.4)
-    last = len(baselines.RUNGS) - 1
+    last = len(baselines.SWAP_STAGES) - 1
     for stage, stage_step, expected in [(7, 400, 1), (8, 0, 0.4), (last, 0, 0.4),
                                         (last, 150, 0.2), (last, 299, 0.4 / 300)]:
         progress = Progress(step=1000, stage=stage, stage_step=stage_step)
@@ -218,8 +220,12 @@ def test_the_first_reveal_has_none_before_it_and_the_title_counts_the_seeds():
     assert max(baselines.first_reveal(row, 16) for row in others) < limit
 
 
-def test_a_run_is_stuck_on_the_rung_that_it_has_not_left():
+def test_tables_say_which_stage_was_passed_and_when():
     left = [1, 2, 3]
-    assert baselines.stuck_at({"left": left}) == "(8,2)+0"
-    assert baselines.stuck_at({"left": [1] * (len(baselines.RUNGS) - 1)}) is None
-    assert [baselines.left(rung)({"left": left}) for rung in (2, 3)] == [3e-6, None]
+    assert baselines.stopped_in({"left": left}) == "(8,2)+0"
+    assert baselines.stopped_in({"left": [1] * (len(baselines.SWAP_STAGES) - 1)}) is None
+    assert [baselines.passed(stage)({"left": left}) for stage in (2, 3)] == [3e-6, None]
+
+    column = baselines.until_passed(2)
+    assert column({"spacing": 2, "left": [1.26e6]}) == "1.3"
+    assert column({"spacing": 2, "left": []}) == ">12" and column({"spacing": 1}) is None
