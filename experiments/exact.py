@@ -35,13 +35,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import ReplTask, UserError, make_parser, run_cli, stages
+from data import ReplTask, UserError, draw_commands, generator, make_parser, run_cli, stages
 from eval import evaluate_and_print, make
 from experiments import (RESULTS, STORED, Study, by_test, chapter, decaying, evaluate_all, grid,
                          load, read, records, table, where, without)
 from experiments.groups import compose, index, run_commands
-from experiments.inside import fit_image, in_commands, right_hand_keys, tracking_heads
-from experiments.plots import BLUE, GREEN, RED, canvas, draw, ticks_at
+from experiments.inside import fit_image, scan_inputs, tokens_of, tracking_heads
+from experiments.plots import BLUE, GREEN, RED, canvas, draw_lines, ticks_at
 from experiments.snap import Snapped, evaluate_stream
 from models import MLP, DeltaBlock, LocalBlock, unit
 from scan import delta_rule_chunked, swap_key
@@ -118,11 +118,15 @@ def nearest_head(model, task):
 
 @torch.no_grad()
 def fit_frame(model, task, head):
-    """find_frame for the mean keys of a head at right-hand names: n^2 of them."""
-    n = len(task.names)
-    commands, keys, _ = in_commands(model, task, 1)
-    mean = right_hand_keys(commands, keys[:, n + 2:2 * n + 2, head].double())
-    return find_frame(mean.flatten(0, 1), places_and_swaps(task)[1][:n * n])
+    """find_frame for a head's mean key of each name in each place of a right-hand side: n^2 keys."""
+    commands = draw_commands(task.group, "full", (64, 8), generator(0, "valid"))
+    tokens, _ = tokens_of(task, commands)
+    k = scan_inputs(model, tokens)[1][1][:, head, :, 0].double()
+    codes = codes_of(task, tokens)
+    count = len(task.names)**2
+    # k and -k make the same step: the mean is the unit vector closest to all keys up to sign.
+    keys = [torch.linalg.svd(k[codes == code], full_matrices=False).Vh[0] for code in range(count)]
+    return find_frame(torch.stack(keys), places_and_swaps(task)[1][:count])
 
 
 def find_frame(keys, swaps):
@@ -487,7 +491,7 @@ def picture():
     found = {name: (LENGTHS, [row[name] for row in rows], colour)
              for name, colour in [("rounded", GREEN), ("projected", RED), ("plain", BLUE)]}
     axes.set(ylim=(-0.02, 1.04), xlabel="commands in a trace", ylabel="accuracy")
-    draw(axes, found, 0.2, trained=64)
+    draw_lines(axes, found, 0.2, trained=64)
     ticks_at(axes, LENGTHS)
     return figure
 
