@@ -107,7 +107,7 @@ def nearest_head(model, task):
     if ([type(block) for block in model.blocks] != [LocalBlock, DeltaBlock, MLP]
             or model.blocks[1].householders > 1 or task.commands != "full"):
         raise UserError("this needs full commands, and DeltaNet with a local block, one layer and "
-                      "one Householder step per token")
+                        "one Householder step per token")
     if model.blocks[1].out_norm.weight.numel() < 2 * len(task.names):
         raise UserError("this needs heads of width 2n, two slots for each variable")
     found = [(head, *fit_frame(model, task, head)) for _, head in tracking_heads(model, task)]
@@ -118,7 +118,7 @@ def nearest_head(model, task):
 
 @torch.no_grad()
 def fit_frame(model, task, head):
-    """find_frame for a head's mean key of each name in each place of a right-hand side: n^2 keys."""
+    """find_frame for a head's mean keys: n^2, one for each name in each place on the right."""
     commands = draw_commands(task.group, "full", (64, 8), generator(0, "valid"))
     tokens, _ = tokens_of(task, commands)
     k = scan_inputs(model, tokens)[1][1][:, head, :, 0].double()
@@ -199,14 +199,14 @@ class RoundedModel(nn.Module):
         q = unit(self.query(self.norm(x)))
         k = self.keys[codes]
         beta = k.new_ones(codes.shape)  # if |k|^2 = 2, I - k k^T is a reflection
-        read, S = delta_rule_chunked(q, k, self.values[codes], beta, S)
-        x, _ = self.mlp(x + self.out(self.out_norm(read)))
+        out, S = delta_rule_chunked(q, k, self.values[codes], beta, S)
+        x, _ = self.mlp(x + self.out(self.out_norm(out)))
         logits = self.unembedding(self.last_norm(x))
         return logits, (local, S, window[:, -len(self.task.names) - 1:])
 
 
 def train_rest(model, task, seed=0, steps=400):
-    """Train all but the keys. Traces of 8 commands are enough: one command reaches any state."""
+    """Train all but keys and values. Eight commands are enough: one command reaches any state."""
     config = Config(curriculum=((8, 1),), final_steps=steps, average=False, lr=1e-3,
                     matrix_lr=5e-3, seed=seed)
     return train(model, task, config, lr_scale=decaying)[0]
@@ -218,10 +218,10 @@ def train_rest(model, task, seed=0, steps=400):
 def certify(model):
     """Prove a RoundedModel.  Returns: what was tested, as a dict.  Raises: UserError.
 
-    Theorem. Let `certify` accept the model, and let a text consist of the lines `>>> a = 1` to
-    `>>> e = 5` and then of any number of full commands and reveals, in any order. Then the model
-    predicts at each reveal the value of that variable. It may read the text in any pieces, and the
-    reveals may show false values, which it ignores.
+    Theorem. Let `certify` accept the model, and let a text consist of the first lines, `>>> a = 1`
+    and so on, and then of any number of commands of the group and of reveals, in any order. Then
+    the model predicts at each reveal the value of that variable. It may read the text in any
+    pieces. Reveals may show false values: it ignores them.
 
     Proof. A code depends on the tokens from the last mark on, and each command and each reveal
     begins with a mark. So its steps are the same in every text (a). How the text is cut into pieces
@@ -241,7 +241,7 @@ def certify(model):
     task = model.task
     n = len(task.names)
     N = task.group.order
-    require([type(part) for part in (model, task, *model.children())] == KINDS
+    require([type(part) for part in (task, *model.modules())] == KINDS
             and task.commands == "full", "this is not a rounded model of full commands")       # (a)
     require(N <= 1000, f"{N:,} states are too many to test all")
 
@@ -286,8 +286,9 @@ def certify(model):
     return {"states": N, "transitions": N * N, "answers": answers, "margin": margins.min().item()}
 
 
-KINDS = [RoundedModel, ReplTask, nn.Embedding, nn.RMSNorm, nn.Linear, LocalBlock, MLP, nn.RMSNorm,
-         nn.RMSNorm, nn.Linear, nn.Linear]
+KINDS = [ReplTask, RoundedModel, nn.Embedding, nn.RMSNorm, nn.Linear,
+         LocalBlock, nn.RMSNorm, nn.Conv1d, nn.Linear, MLP, nn.RMSNorm, nn.Linear, nn.Linear,
+         nn.RMSNorm, nn.RMSNorm, nn.Linear, nn.Linear]
 
 
 def require(condition, otherwise):
