@@ -408,9 +408,9 @@ def prove(setting):
         rng = torch.Generator().manual_seed(seed)
         random = torch.linalg.qr(torch.randn(16, 16, generator=rng).double()).Q
         model = RoundedModel(model, task, head, nearest if frame == "nearest" else random)
-        row |= {"angles": angles.tolist(), "untrained": evaluate_all(model, task, TESTS, traces=16)}
+        row |= {"angles": angles.tolist(), "untrained": evaluate_all(model, task, TESTS, traces=8)}
         model = train_rest(model, task, seed)
-        row["results"] = evaluate_all(model, task, TESTS, traces=16)
+        row["results"] = evaluate_all(model, task, TESTS, traces=8)
         if (frame, seed) == ("nearest", 0):
             torch.save(model.state_dict(), PATH)
         return row | certify(model)
