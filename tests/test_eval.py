@@ -150,6 +150,7 @@ def test_a_run_is_read_back_from_its_config(small_run):
     own.load_state_dict(run["model"])
     assert all(map(torch.equal, model.parameters(), own.parameters()))
     assert make(run["config"])[1].state_dict().keys() == run["model"].keys()
+    assert make(run["config"] | {"beta_max": 0.0})[1].blocks[1].beta_max == 0
 
 
 @pytest.mark.parametrize("changes, words", [

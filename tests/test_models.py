@@ -86,7 +86,7 @@ def test_half_precision_is_close_and_has_finite_gradients(name, autocast):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_unit_vector_has_norm_one_and_zero_stays_zero(dtype):
     """Of a vector that is nearly zero, at worst the direction is lost, and no gradient is NaN."""
-    made = unit(torch.randn(7, 5).to(dtype))
+    made = unit(1e-4 * torch.randn(7, 5).to(dtype))
     assert made.dtype == dtype and (made.double().norm(dim=-1) - 1).abs().max() < 1e-2
     for short in (0.0, torch.finfo(dtype).tiny):
         x = torch.full((5,), short, dtype=dtype, requires_grad=True)
@@ -205,7 +205,8 @@ def test_an_lstm_block_adds_torchs_lstm_which_starts_by_remembering():
 
 
 @pytest.mark.parametrize("model, options, words", [
-    (LinRNN, {"beta_max": 2.1}, "beta_max must be in"), (LinRNN, {"heads": 5}, "heads must divide"),
+    (LinRNN, {"beta_max": 2.1}, "beta_max must be in"),
+    (LinRNN, {"beta_max": -0.1}, "beta_max must be in"), (LinRNN, {"heads": 5}, "heads must divide"),
     (Transformer, {"heads": 5}, "heads must divide"), (Transformer, {"heads": 8}, "2 heads must")])
 def test_impossible_sizes_are_refused(model, options, words):
     LinRNN(22, beta_max=0)  # the lowest that is allowed

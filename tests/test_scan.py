@@ -499,6 +499,7 @@ def test_shapes_that_do_not_fit_are_refused_by_name():
             (delta_product, (q, k[..., None, :], v[..., None, :], beta[..., None, :]), "beta must"),
             (scan_chunked, (q, k, k[..., :3], v), r"b must have the shape .*37, 5\).*37, 3\)"),
             (scan_recurrent, (q[..., :1, :], k, k, v), "q must have the shape"),
+            (scan_recurrent, (q[:1], k, k, v), "q must have the shape"),
             (scan_chunked, [x[..., :0, :] for x in (q, k, k, v)], "T >= 1")]:
         with pytest.raises(ValueError, match=words):
             function(*wrong)
