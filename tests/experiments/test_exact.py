@@ -71,6 +71,10 @@ class Another(RoundedModel):
     pass
 
 
+def reads_another_task(model):
+    model.task = Program(Group("S3"), "random commands")
+
+
 def has_more_memory(model):
     model.mlp.up = Remembering(24, 48)
 
@@ -136,7 +140,8 @@ def read_nothing(model):
 
 @pytest.mark.parametrize("breaks, words", [
     (has_more_memory, "not a rounded model"), (is_another_class, "not a rounded model"),
-    (sees_twice, "not a rounded model"), (reads_swap_commands, "not a rounded model"),
+    (sees_twice, "not a rounded model"), (reads_another_task, "not a rounded model"),
+    (reads_swap_commands, "not a rounded model"),
     (has_many_states, "5,040 states"), (is_double, "float32 on a CPU"),
     (turn_the_frame, "not integers"), (lengthen_a_key, "too long"),
     (write_under_a_swap_key, "too long"), (leave_the_grid, "grid"), (write_too_much, "grid"),
