@@ -35,7 +35,7 @@ from eval import predict
 from experiments import (COST, RATES, Study, chapter, grid, in_order, percent, records, summary,
                          table, where)
 from experiments.baselines import LEARNING_RATES
-from experiments.plots import BLUE, GREEN, ORANGE, canvas, draw
+from experiments.plots import BLUE, GREEN, ORANGE, canvas, draw_lines
 from models import MODELS
 from train import Config, loss, train
 
@@ -330,7 +330,7 @@ def picture():
             axes.annotate(f"{wrong} of {tokens:,}", (number, height), (0, 6), color=colour,
                           ha="center", textcoords="offset points")
     axes.set(xlabel="letters that decide a token", ylabel="wrong tokens in %", xticks=range(1, 5))
-    draw(axes, found)
+    draw_lines(axes, found)
     return figure
 
 
