@@ -302,8 +302,8 @@ def show():
           {f"({L},{S})": traces_before(stage) for stage, (L, S) in enumerate(CURRICULUM) if stage}
           | {"tokens": lambda row: row["tokens_a_value"], "minutes": COST["minutes"]},
           spread=in_order)
-    table("Whole values correct in %, at the first reveal after so many commands (chance is 1.2 for\n"
-          "3^4 values, 0.1 for 3^6, 0.4 for 4^4)", rows, keys,
+    table("Whole values correct in %, at the first reveal after so many commands\n"
+          "(chance is 1.2 for 3^4 values, 0.1 for 3^6, 0.4 for 4^4)", rows, keys,
           {str(S): percent(S, S) for S in FIRST} | {"(128,16)": percent(128)}, spread=in_order)
     strings = [row for row in where(rows, reveal="print(s)") if row["lexer"] != "list"]
     table("In %: after 4 commands, values whose tokens all spell the right letters; and the wrong\n"
