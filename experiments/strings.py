@@ -35,7 +35,7 @@ from eval import predict
 from experiments import (COST, RATES, Study, chapter, grid, in_order, percent, records, summary,
                          table, where)
 from experiments.baselines import LEARNING_RATES
-from experiments.plots import BLUE, GREEN, ORANGE, canvas, draw
+from experiments.plots import BLUE, GREEN, ORANGE, canvas, draw_lines
 from models import MODELS
 from train import Config, loss, train
 
@@ -302,8 +302,8 @@ def show():
           {f"({L},{S})": traces_before(stage) for stage, (L, S) in enumerate(CURRICULUM) if stage}
           | {"tokens": lambda row: row["tokens_a_value"], "minutes": COST["minutes"]},
           spread=in_order)
-    table("Whole values correct in %, at the first reveal after so many commands (chance is 1.2 for\n"
-          "3^4 values, 0.1 for 3^6, 0.4 for 4^4)", rows, keys,
+    table("Whole values correct in %, at the first reveal after so many commands\n"
+          "(chance is 1.2 for 3^4 values, 0.1 for 3^6, 0.4 for 4^4)", rows, keys,
           {str(S): percent(S, S) for S in FIRST} | {"(128,16)": percent(128)}, spread=in_order)
     strings = [row for row in where(rows, reveal="print(s)") if row["lexer"] != "list"]
     table("In %: after 4 commands, values whose tokens all spell the right letters; and the wrong\n"
@@ -330,7 +330,7 @@ def picture():
             axes.annotate(f"{wrong} of {tokens:,}", (number, height), (0, 6), color=colour,
                           ha="center", textcoords="offset points")
     axes.set(xlabel="letters that decide a token", ylabel="wrong tokens in %", xticks=range(1, 5))
-    draw(axes, found)
+    draw_lines(axes, found)
     return figure
 
 
