@@ -12,10 +12,12 @@ import train
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the spine alone
+TEACHING = ROOT / "experiments" / "TEACHING.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README + (TEACHING.read_text() if CHAPTERS else ""),
+                    re.DOTALL)
 COMMANDS = re.findall(r"python ((?:-m experiments\.|tests/)?\w+(?:\.py)?\b[^\n`|&#]*)", README)
 OF_THE_SPINE = [command for command in COMMANDS if re.match(r"\w+\.py", command)]
-CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the spine alone
 
 
 def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, monkeypatch):
