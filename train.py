@@ -7,10 +7,10 @@ row; the last stage takes `final_steps` steps.
 Small errors add up over a trace, so precision decides how far a model tracks. Two kinds of batches
 improve it:
     repeated commands   The error of one command adds up until the loss can see it (data.py).
-    dense reveals       The batch has more reveals than its stage, and joins late: the lines that
-                        set the values are missing. A model that must learn the values from reveals
-                        writes each one into its state; a model that never needs reveals ignores
-                        them, and each then adds an error to the state.
+    dense reveals       The batch has more reveals than its stage, and joins a session late: the
+                        first values are random and the lines that set them are missing, so only
+                        reveals tell the values. Otherwise a model may ignore reveals, and each one
+                        then adds an error to the state.
 
 The learning rates stay constant, so the parameters end up circling a solution. Their average over
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
