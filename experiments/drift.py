@@ -7,14 +7,15 @@
 
 Random commands err in random directions, so their errors partly cancel and grow as the root of the
 number of commands. A repeated command errs in the same direction every time, so its errors grow
-nearly in proportion. After 128 commands without a reveal fewer than half of the values are then
-right. A loop of ten commands keeps most of them; a command in turn with its inverse keeps none
-(chance is 20%).
+nearly in proportion. After 128 commands without a reveal (medians of 20 seeds), a loop of ten
+commands has 87% of the values right, and one repeated command 45%. A command in turn with its
+inverse has 21%, which is chance.
 
 A reveal can take an error away, if the model writes the value that it shows. A model that never
 needs a reveal may ignore it; to such a model it is more text, which adds an error. So a quarter of
 train.py's batches join a session late: the first values are random, the lines that set them are
-missing, and reveals are dense. The study trains with each of these two changes alone as well.
+missing, and reveals are dense. On all 20 seeds, at least 99% of the states are then whole (right in
+all variables) after 256 commands with a reveal after each. (The table shows each change alone.)
 
     python -m experiments.drift          the tables, from the records
     python -m experiments.drift --run    first make what has no record; three minutes a run
