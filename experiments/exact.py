@@ -3,7 +3,7 @@
     a swap of rows x and y'     trained:  k near +-(e_x - e_y') / sqrt 2, beta near 2
                                 rounded:  k = e_x - e_y', beta = 1
 
-A trained head is near the swap machine of scan.py: in the right frame, its keys are at 10 to 30
+A trained head is near the swap machine of scan.py: in the right frame, its keys are at 11 to 32
 degrees (median) from those of the machine. Here we give the head the machine's keys, which are
 integers, and values that are multiples of 2^-10. A step then adds and subtracts rows of the state,
 which float32 does exactly. So nothing drifts, although the recurrence is as linear and as parallel
