@@ -38,7 +38,7 @@ from data import Group, ReplTask, draw_commands, generator, run_cli
 from experiments import (COST, Study, at, chapter, decaying, evaluate_all, grid, min_max, percent,
                          records, summary, table)
 from experiments.groups import draw_sparse_commands
-from experiments.plots import COLOURS, NAMES, canvas, draw, ticks_at
+from experiments.plots import COLOURS, NAMES, canvas, draw_lines, ticks_at
 from models import LSTM, DeltaBlock, LanguageModel, LinRNN, Transformer
 from scan import delta_product
 from train import Config, loss, make_optimizers, to_tensors, train
@@ -374,7 +374,7 @@ def picture():
                                 f"({perfect} seeds)\nand the others guess: 15 million tokens each")
     axes.set(ylim=(0, 1.14), ylabel="accuracy at the first reveal", yticks=np.arange(6) / 5,
              xlabel="commands before the first reveal of a trace")
-    draw(axes, found, 0.2, named=False)
+    draw_lines(axes, found, 0.2, named=False)
     ticks_at(axes, before)
     for model, (place, point) in NAMED_AT.items():
         axes.annotate(NAMES[model], point, place, color=COLOURS[model], va="center",

@@ -41,7 +41,7 @@ from experiments import (Study, by_test, chapter, grid, in_order, load, read, re
                          table, where, without)
 from experiments.groups import alphabet, run_commands
 from experiments.inside import Untracked, fit_image, read_heads
-from experiments.plots import BLUE, GREY, RED, canvas, draw, ticks_at
+from experiments.plots import BLUE, GREY, RED, canvas, draw_lines, ticks_at
 from train import Config, train
 
 # --- 1. Reading a trace, command by command -------------------------------------------------------
@@ -356,7 +356,7 @@ def picture():
                                         ("repeated", "one command repeated", RED)]}
     axes.set(yscale="log", xlabel="commands", ylabel="error in the table (0.5: a value is misread)")
     axes.axhline(0.5, color=GREY, linestyle="--", linewidth=0.9)
-    draw(axes, found, trained=64)
+    draw_lines(axes, found, trained=64)
     ticks_at(axes, [1, 4, 16, 64, 128])
     return figure
 
