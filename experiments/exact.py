@@ -10,7 +10,8 @@ which float32 does exactly. So nothing drifts, although the recurrence is as lin
 as before. All other parameters are trained for 400 more steps, on traces of eight commands.
 
 The state now has one of 120 values, and the answer to a reveal depends on this value and on eight
-tokens. So a finite test is a proof for texts of every length: the theorem of `certify`.
+tokens. So a finite test is a proof for texts of every length: the theorem of `certify`. It accepts
+ten models of ten, five stored and five fresh. One of them read 1,048,576 commands without an error.
 
 Training did not find the integers. We put them in, and a model that was never trained, in a random
 frame, is proved after the same steps. So what training found is *near* a machine that can be
