@@ -7,15 +7,15 @@
     caab                             letters c|a|a|b, pairs ca|ab, merges (BPE) c|aa|b
 
 "Debugging code world models" attributes failures on strings to subword tokens, and compares none.
-Here eight lexers cut the same values. The attribution holds in part. Cut into letters, a string is
-learned from about as few traces as a list. Two letters in a token take two to three times as many.
-
-Merges that have been learned leave 4 to 7% of the values wrong, after 2 commands as after 16. But
-the state is known: the wrong tokens spell the right letters, and end where the lexer does not cut.
-Where the model writes freely, the string then has the right letters in another order, which looks
-like a lost state. Such a token is one that three letters or more decide, in it or beyond it. Merges
-need not be given up: a prefix-free lexer, whose tokens two letters decide, removes nearly all of
-these errors, and so does a second layer. What a pretrained model loses, no small one can show.
+Here several lexers cut the same values. The attribution holds in part. Cut into letters, a string
+is learned from about as few traces as a list, and two letters in a token take two to three times as
+many. That is a cost of writing: a string that is read in merges and printed by letters, print(*s),
+takes little more than one in letters. Learned merges leave 4 to 7% of the values wrong, after few
+commands as after many. But the state is known: the wrong tokens spell the right letters, and end
+where the lexer does not cut, which is read as another string. One layer errs on tokens that three
+letters or more decide, in the token or beyond it, and hardly ever where two do. So merges need not
+be given up: a lexer whose tokens two letters decide (prefix-free) makes next to no such error, nor
+do two layers. What a pretrained model loses, no small one can show.
 
     python -m experiments.strings [--run]      # with --run: three hours on a shared core
 
