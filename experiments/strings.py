@@ -19,7 +19,7 @@ two do. It can learn them: with 27 tokens (bpe+), half of them such, it gets 1% 
 twice the traces. Nor need one give up merges: a lexer whose tokens two letters decide (prefix-free)
 makes next to no such error, nor do two layers. What a pretrained model loses is not shown here.
 
-    python -m experiments.strings [--run]      # with --run: three hours on a shared core
+    python -m experiments.strings [--run]      # with --run: half an hour of CPU time
 
 Source: "Debugging code world models" (arXiv 2602.07672).
 Next: bench.py.
