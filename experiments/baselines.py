@@ -1,20 +1,20 @@
 """Which model learns to track, and at what cost?
 
 All models share one frame and one test: the first reveal of a trace, where no earlier reveal can
-help. They are compared twice: on the same 15 million tokens, and by a curriculum that begins with
+help. They are compared twice: on the same 15 million tokens, and on a curriculum that begins with
 swaps and lets full commands in one by one.
 
-Finding. From the same tokens of S5, DeltaNet with beta <= 2 is correct at the first reveal after 16
-commands in all traces, on all seeds, with a decay gate or without. With beta <= 1 it is correct in
-three of four traces after 8 commands, and guesses after 16. An LSTM and a Transformer of two layers
-guess after 4.
+Finding. From the same tokens of S5, DeltaNet with beta <= 2 gets the first reveal after 16 commands
+right in all traces, on all seeds, with or without a decay gate. With beta <= 1 it gets three of
+four right after 8 commands, and is at chance after 16. An LSTM and a Transformer of two layers are
+at chance after 4.
 
-That is a price and not a limit. Led by swaps, both LSTMs pass every stage up to (32,4), i.e. 32
-commands with a reveal after every 4th. They have then read 59 and 102 million tokens, and DeltaNet
-1 to 3 million. At (64,8) the training of both LSTMs diverges, and they lose what they had learned.
+This is a price, not a limit. On the curriculum both LSTMs pass every stage up to (32,4), which has
+32 commands with a reveal after every 4th. That takes them 59 and 102 million tokens, and DeltaNet 1
+to 3 million. At (64,8) the LSTMs diverge and lose what they had learned.
 
-The batch, the clipping, the convolution and the sparse commands (products of a few swaps) were
-found for DeltaNet. Each model has the best learning rates of a grid (lab book).
+The learning rates were swept for each model (lab book). The batch, the clipping, the convolution
+and the sparse commands (products of a few swaps) were chosen for DeltaNet.
 
     python -m experiments.baselines          the tables, from the records
     python -m experiments.baselines --run    first makes what is missing; 1 to 80 minutes a run

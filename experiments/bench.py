@@ -1,13 +1,13 @@
 """How fast is the scan?  Forward and backward, against three other forms of the delta rule.
 
     loop          the definition, token by token
-    textbook      chunks, each triangle inverted row by row: transformers 5.24, and the pseudo-code
-                  of Yang et al. 2024 (arXiv 2406.06484)
+    textbook      chunks, each triangle inverted row by row, as in transformers 5.24 and the
+                  pseudo-code of Yang et al. 2024 (arXiv 2406.06484)
     autograd      the forward of scan.py, differentiated by torch
     hand-written  scan.delta_rule_chunked
 
-In float32 on one CPU core the loop takes 5.5 to 13 times as long as the hand-written form, the
-textbook form twice as long, and torch's own backward 1.3 to 1.4 times. The loop is worst in a small
+In float32 on one CPU core the loop takes 5.5 to 13 times as long as the hand-written form. The
+textbook form takes twice as long, and autograd 1.3 to 1.4 times. The loop is worst in a small
 batch, where it is mostly overhead.
 
     python -m experiments.bench                                                the table

@@ -7,20 +7,19 @@
 
 Random commands err in random directions, so their errors partly cancel and grow as the root of the
 number of commands. A repeated command errs in the same direction every time, so its errors grow
-nearly in proportion. After 128 commands without a reveal (medians of 20 seeds), a loop of ten
-commands has 87% of the values right, and one repeated command 45%. A command in turn with its
-inverse has 21%, which is chance.
+nearly in proportion. The test is 128 commands without a reveal (medians of 20 seeds). A loop of ten
+commands leaves 87% of the values right, and one repeated command 45%. A command in turn with its
+inverse leaves 21%, which is chance.
 
 A reveal can take an error away, if the model writes the value that it shows. To a model that
-ignores reveals it is only more text, which adds an error. So a quarter of train.py's batches have
-dense reveals and join a session late, where the first values are random and the lines that set them
-are missing. Without either change few states are whole (right in all variables) after 256 commands
-with a reveal after each; with either one, or with both, at least 99% are. A price: on two of the 20
-seeds, 11 and 15 of the 120 commands are misread within 32 repetitions.
+ignores reveals they are only more text, which adds errors. So a quarter of train.py's batches have
+dense reveals and join a session late: the first values are random, and the lines that set them are
+missing. Without these changes few states are whole (right in all variables) after 256 commands with
+a reveal after each. With either one, or both, at least 99% are. A price: two of the 20 seeds
+misread 11 and 15 of the 120 commands within 32 repetitions.
 
-    python -m experiments.drift          the tables, from the records
-    python -m experiments.drift --run    first make what has no record; three minutes a run
-    python -m experiments.drift DIR      the same tables for your own run
+    python -m experiments.drift [--run]    the tables; --run: three minutes per missing run
+    python -m experiments.drift DIR        the same tables for your own run
 
 Source: the question is this project's. Affine recurrences cannot correct errors: arXiv 2605.07755.
 Next: snap.py.

@@ -3,18 +3,18 @@
     a swap of rows x and y'     trained:  k near +-(e_x - e_y') / sqrt 2, beta near 2
                                 rounded:  k = e_x - e_y', beta = 1
 
-A trained head is near the swap machine of scan.py: in the right frame, its keys are at 11 to 32
-degrees (median) from those of the machine. Here we give the head the machine's keys, which are
-integers, and values that are multiples of 2^-10. A step then adds and subtracts rows of the state,
-which float32 does exactly. So nothing drifts, although the recurrence is as linear and as parallel
-as before. All other parameters are trained for 400 more steps, on traces of eight commands.
+A trained head is near the swap machine of scan.py: in suitable coordinates (a *frame*), its keys
+are 11 to 32 degrees (median) from the machine's. Here we give the head the machine's keys, which
+are integers, and values that are multiples of 2^-10. A step then adds and subtracts rows of the
+state, which float32 does exactly. So nothing drifts, although the recurrence is as linear and as
+parallel as before. All other parameters are trained for 400 more steps, on eight commands a trace.
 
 The state now has one of 120 values, and the answer to a reveal depends on this value and on eight
-tokens. So a finite test is a proof for texts of every length: the theorem of `certify`. It accepts
-ten models of ten, five stored and five fresh. One of them read 1,048,576 commands without an error.
+tokens. So a finite test is a proof for texts of every length: the theorem of `certify`. All ten
+models pass it, five stored and five fresh. One of them read 1,048,576 commands without an error.
 
-Training did not find the integers. We put them in, and a model that was never trained, in a random
-frame, is proved after the same steps. So what training found is *near* a machine that can be
+Training did not find the integers; we put them in. A model that was never trained, in a random
+frame, is proved after the same steps. So training only ends *near* a machine that can be
 proved. The price: the rounded model ignores reveals, so it cannot join a session late.
 
     python -m experiments.exact          the tables, from the records

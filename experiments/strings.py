@@ -6,18 +6,18 @@
     >>> print(s)                     the reveal: all of it
     caab                             letters c|a|a|b, pairs ca|ab, merges (BPE) c|aa|b
 
-"Debugging code world models" attributes failures on strings to subword tokens, and compares none.
-Here several lexers cut the same values. The attribution holds in part. Cut into letters, a string
-is learned from about as few traces as a list; two letters in a token take two to three times as
-many. That is a cost of writing: a string that is read in merges and printed by letters, print(*s),
-takes little more than one in letters.
+"Debugging code world models" blames subword tokens for failures on strings, but compares no lexers.
+Here several lexers cut the same values, and the paper is right in part. Cut into letters, a string
+is learned from about as few traces as a list. Two letters in a token take two to three times as
+many. The cost lies in writing: a string that is read in merges and printed letter by letter, by
+print(*s), takes few more traces than one in letters.
 
 BPE with nine tokens leaves 4 to 7% of the values wrong, after few commands as after many. But the
-state is known: the wrong tokens spell the right letters, and end where the lexer does not cut. One
-layer errs on tokens that three letters or more decide, in the token or beyond it, and hardly where
-two do. It can learn them: with 27 tokens (bpe+), half of them such, it gets 1% of these wrong, from
-twice the traces. Nor need one give up merges: a lexer whose tokens two letters decide (prefix-free)
-makes next to no such error, nor do two layers. What a pretrained model loses is not shown here.
+model knows the state: its wrong tokens spell the right letters, and end where the lexer does not
+cut. One layer errs where three letters or more decide a token, including letters after it. It can
+learn such tokens: of the 27 of bpe+ they are half, and it gets 1% of them wrong, from twice the
+traces. Where two letters decide, it hardly errs. So a lexer with only such merges (prefix-free)
+avoids nearly all of these errors, and so do two layers. We did not test pretrained models.
 
     python -m experiments.strings [--run]      # with --run: half an hour of CPU time
 

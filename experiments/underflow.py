@@ -2,12 +2,12 @@
 
 Bayes' rule (beliefs.py) divides at each reveal, which a linear recurrence cannot do. Without the
 division the belief is linear, and exact until it underflows, after 149 halvings in float32. A scan
-that divides now and then is as parallel, and survives 100,000 steps.
+that divides now and then is just as parallel, and survives 100,000 steps.
 
-The paper's n x n marginals, P(variable i has value j), underflow where one variable is revealed
-every time; they are stable where the variables are revealed in turn. But they lose information even
-in exact arithmetic. On traces of 64 commands of S5, with a reveal after every 4th, they are 0.28
-nats from the filter; a uniform guess of the value is 1.03 nats from it.
+The paper's n x n marginals, P(variable i has value j), underflow if all reveals show one variable;
+they are stable if the variables are revealed in turn. But they lose information even in exact
+arithmetic. The test is 64 commands of S5, with a reveal after every 4th. There they are 0.28 nats
+from the filter; a uniform guess of the value is 1.03 nats from it.
 
     python -m experiments.underflow        5 seconds; trains nothing
 
