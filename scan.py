@@ -97,16 +97,18 @@ def swap_machine_keys(commands):
 #     These m + 1 angles lead from x to -x, so their sum is at least pi. As log cos is concave and
 #     decreasing, the product is largest if each is pi / (m+1). Projections reach that.
 #
-# Losses add up. Repeat a command with any beta < 2, whatever it writes: the states before and after
-# it become equal, so no continuous reader tells an even number of swaps from an odd one. Proof:
+# Losses add up. In one layer, repeat a command with any beta < 2, whatever it writes. Its change of
+# the state fades to 0, and with it the margin by which a continuous reader tells an even number of
+# swaps from an odd one. Proof:
 #     Steps with beta > 0 write into the span of their keys, and leave what is orthogonal to it. So
 #     a command changes the state by columns in that span.
 #     Such a column, unless it is 0, is not orthogonal to all keys. So one of the steps shortens it
 #     and none lengthens it: on the span, the command has a norm below 1.
 #     One layer computes keys, values and betas from the last few tokens. So a repeated command soon
 #     is one affine map, and with each repetition the change of the state shrinks by that norm.
-# The more a command turns, the sooner it fades: with beta <= 1, an eigenvalue z of m >= 2 steps has
-# |z| <= cos^m(|arg z| / m), by the first proof along an orbit.
+# The more a command turns, the sooner it fades: an eigenvalue r of m >= 2 steps with beta <= 1 has
+# |r| <= cos^m(|arg r| / m). The first proof shows it, with y complex and Re(y* z) in place of y.z,
+# since y and r y are |arg r| apart.
 #
 # This is a price, not a prohibition. Two projections (beta = 1) carry half of a row into an empty
 # slot, so they could drive the machine above until its values underflow, for a reader that divides

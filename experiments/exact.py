@@ -9,7 +9,7 @@ are integers, and values that are multiples of 2^-10. A step then adds and subtr
 state, which float32 does exactly. So nothing drifts, although the recurrence is as linear and as
 parallel as before. All other parameters are trained for 400 more steps, on eight commands a trace.
 
-The state now has one of 120 values, and the answer to a reveal depends on this value and on eight
+Between lines, the state now has one of 120 values, and the answer to a reveal depends on this value and on eight
 tokens. So a finite test is a proof for texts of every length: the theorem of `certify`. All ten
 models pass it, five stored and five fresh. One of them read 1,048,576 commands without an error.
 
@@ -219,25 +219,26 @@ def train_rest(model, task, seed=0, steps=400):
 def certify(model):
     """Prove a RoundedModel.  Returns: what was tested, as a dict.  Raises: UserError.
 
-    Theorem. Let `certify` accept the model, and let a text consist of the first lines, `>>> a = 1`
-    and so on, and then of any number of commands of the group and of reveals, in any order. Then
-    the model predicts at each reveal the value of that variable. It may read the text in any
-    pieces. Reveals may show false values: it ignores them.
+    Theorem. Let `certify` accept the model, with the methods of these files and no hooks, and let a
+    text consist of the first lines, `>>> a = 1` and so on, and then of any number of commands of
+    the group and of reveals, in any order. Then the model, in float32 on a CPU, predicts at each
+    reveal the value of that variable. It may read the text in any pieces. Reveals may show false
+    values: it ignores them.
 
     Proof. A code depends on the tokens from the last mark on, and each command and each reveal
     begins with a mark. So its steps are the same in every text (a). How the text is cut into pieces
-    and chunks does not matter either, because S is exact (b): keys are integers with |k|^2 <= 2, so
-    each row of S is 0 or a value, up to its sign; no entry of (I + L)^-1, found by substitution,
-    exceeds 2 (scan.py, section 5); so in chunks of up to 1,024 tokens no sum in (5) to (8) of
-    scan.py reaches 2^24 GRID, and below that float32 is exact. Let S_e be the S after the first
-    lines, and S_p the S after one more command p. Claim: S is S_p after all lines whose commands
-    multiply to p ("first g, then h"). It is so after the first lines; a command g takes S_p to S_pg
-    (c: all pairs); a reveal keeps S_p (d: all values, true or false). The local block sees no token
-    before a reveal (e). So the answer depends on the variable and p alone, and it is the value
-    that p gives to the variable (f: all of them).
+    and chunks does not matter either, because S is exact (b): keys are integers with |k|^2 <= 2, or
+    <= 1 where they write, so each row of S is 0 or a value, up to its sign; no entry of L,
+    (I + L)^-1, U, W or D exceeds 2 (as in scan.py, section 5); so in chunks of up to 1,024 tokens
+    no sum in (5) to (8) of scan.py reaches 2^24 GRID, and below that float32 is exact. Let S_e be
+    the S after the first lines, and S_p (p not e) that after a command p. Claim: S is S_p after any
+    lines whose commands multiply to p ("first g, then h"). It is so after the first lines; a
+    command g takes S_p to S_pg (c: all pairs); a reveal keeps S_p (d: all values, true or false).
+    At the answer, the local block sees the reveal alone (e). So the answer depends on the variable
+    and p alone, and it is the value that p gives to the variable (f: all of them).
 
-    Assumed: rounding between S and the logits changes no difference of two logits by MARGIN from
-    one text to another. The number of operations there does not grow with the text.
+    Assumed: rounding outside S changes no difference of two logits by MARGIN from one text to
+    another. The number of operations for a token does not grow with the text.
     """
     task = model.task
     n = len(task.names)
