@@ -388,7 +388,7 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 #
 # and all values can still be read. A key must be more precise. With bfloat16 keys and a float32
 # state, values fade by a third, even in their slots. So models.py normalises keys in float32. (Keys
-# e_i - e_j with beta = 1 make the same swaps in integers. Then all sums are exact: no errors arise.)
+# e_i - e_j with beta = 1 make the same swaps in integers: then sums are exact, and nothing drifts.)
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------

@@ -9,9 +9,9 @@ are integers, and values that are multiples of 2^-10. A step then adds and subtr
 state, which float32 does exactly. So nothing drifts, although the recurrence is as linear and as
 parallel as before. All other parameters are trained for 400 more steps, on eight commands a trace.
 
-Between lines, the state now has one of 120 values, and the answer to a reveal depends on this value and on eight
-tokens. So a finite test is a proof for texts of every length: the theorem of `certify`. All ten
-models pass it, five stored and five fresh. One of them read 1,048,576 commands without an error.
+Between lines the state now has one of 120 values, and an answer depends on this value and on the
+eight tokens of its reveal. So a finite test is a proof for every length: the theorem of `certify`.
+All ten models pass it, five of them fresh. One read 1,048,576 commands without an error.
 
 Training did not find the integers; we put them in. A model that was never trained, in a random
 frame, is proved after the same steps. So training only ends *near* a machine that can be
