@@ -395,7 +395,7 @@ def picture_of_swaps():
     for model in ("linrnn", "lstm"):
         axes.plot([], [], "o-", markersize=4, color=COLOURS[model], label=NAMES[model])
     axes.plot([], [], "x", color=COLOURS["lstm"], label="stopped in this stage")
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, loc="center")
     stages = range(len(SWAP_STAGES) - 1)
     axes.set(xscale="log", xlabel="million tokens read when the stage was passed", yticks=stages,
              yticklabels=map(name_of, stages), ylabel="(commands, commands per reveal)\n"
