@@ -58,7 +58,7 @@ def refused(capsys):
     return run
 
 
-# --- Results by name --------------------------------------------------------------------------------
+# --- Results by name ------------------------------------------------------------------------------
 
 def check(outputs, expected, tolerance=1e-10):
     """Fail with the name of each output that is wrong.  expected: {name: tensor}."""

@@ -206,7 +206,8 @@ def test_an_lstm_block_adds_torchs_lstm_which_starts_by_remembering():
 
 @pytest.mark.parametrize("model, options, words", [
     (LinRNN, {"beta_max": 2.1}, "beta_max must be in"),
-    (LinRNN, {"beta_max": -0.1}, "beta_max must be in"), (LinRNN, {"heads": 5}, "heads must divide"),
+    (LinRNN, {"beta_max": -0.1}, "beta_max must be in"),
+    (LinRNN, {"heads": 5}, "heads must divide"),
     (Transformer, {"heads": 5}, "heads must divide"), (Transformer, {"heads": 8}, "2 heads must")])
 def test_impossible_sizes_are_refused(model, options, words):
     LinRNN(22, beta_max=0)  # the lowest that is allowed

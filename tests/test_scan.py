@@ -106,7 +106,8 @@ def by_chunks(q, k, b, v, S, C):
 
 
 @pytest.mark.parametrize("T, lead, dtype, result, tolerance", [
-    (11, (2, 3), torch.float64, torch.float64, 1e-10), (7, (), torch.bfloat16, torch.float32, 1e-3)],
+    (11, (2, 3), torch.float64, torch.float64, 1e-10),
+    (7, (), torch.bfloat16, torch.float32, 1e-3)],
     ids=["float64", "bfloat16"])
 def test_exercise_2_the_loop_over_tokens_is_the_definition(T, lead, dtype, result, tolerance,
                                                            monkeypatch):
@@ -162,7 +163,7 @@ def test_exercise_3_operations_are_as_many_as_chunks_need_and_none_has_tokens_ti
     assert len(sizes[0]) == len(sizes[1]) > 0, \
         "longer chunks take more operations: a loop over tokens, or over the rows of a triangle?"
     largest = max(x.numel() for x in (*given, *expected.values()))
-    assert max(sizes[1]) <= largest, "a tensor is larger than all results: do chunks see each other?"
+    assert max(sizes[1]) <= largest, "a tensor exceeds all results: do chunks see each other?"
 
 
 def test_exercise_5_the_five_gradients_are_those_of_the_definition():
