@@ -42,7 +42,7 @@ from experiments import (RESULTS, STORED, Study, by_test, chapter, decaying, eva
                          load, read, records, table, where, without)
 from experiments.groups import compose, index, run_commands
 from experiments.inside import fit_image, scan_inputs, tokens_of, tracking_heads
-from experiments.plots import BLUE, GREEN, RED, canvas, draw_lines, ticks_at
+from experiments.plots import BLUE, SKY, canvas, draw_lines, ticks_at
 from experiments.snap import Snapped, evaluate_stream
 from models import MLP, DeltaBlock, LocalBlock, unit
 from scan import delta_rule_chunked, swap_key
@@ -492,10 +492,10 @@ def picture():
     """The accuracy by length, of three stored models: as trained, projected, rounded."""
     rows = records("exact", part="length")
     figure, ((axes,),) = canvas("Errors add up; a projection corrects them; integer keys make none")
-    found = {name: (LENGTHS, [row[name] for row in rows], colour)
-             for name, colour in [("rounded", GREEN), ("projected", RED), ("plain", BLUE)]}
-    axes.set(ylim=(-0.02, 1.04), xlabel="commands in a trace", ylabel="accuracy")
-    draw_lines(axes, found, 0.2, trained=64)
+    found = {name: (LENGTHS, [100 * np.array(row[name]) for row in rows], colour)
+             for name, colour in [("rounded", SKY), ("projected", "black"), ("plain", BLUE)]}
+    axes.set(ylim=(-2, 104), xlabel="commands in a trace", ylabel="accuracy in %")
+    draw_lines(axes, found, 20, trained=64)
     ticks_at(axes, LENGTHS)
     return figure
 
