@@ -8,12 +8,12 @@
     >>> print('b', b)                 reveal    one variable, chosen uniformly
     b 3                                         only this 3 depends on the hidden state
 
-The whole text is a trace. Its commands are either all `full`, as here, and name every variable, or
-all `swap`, and name only the two that change: `a, b = b, a`.
+The whole text is a trace. Here all commands are `full`: each names every variable. In other traces
+all commands are `swap`: each names only the two variables that change, as in `a, b = b, a`.
 
 Conventions for permutations, the same in every file (those for matrices are in scan.py)
-    A permutation is an array of 0-based positions. "First g, then h" is one command, in numpy
-    g[h]: it makes new[i] = old[g[h[i]]]. Time and composition run from left to right.
+    A permutation is an array of 0-based positions. The command "first g, then h" is g[h] in numpy:
+    it makes new[i] = old[g[h[i]]]. Time and composition run from left to right.
 
 Symbols
     n  degree: number of variables     L  length: number of commands in a trace     T  its tokens
@@ -120,7 +120,7 @@ class ReplTask(Lexer):
         x = self.names[variable]
         return f">>> print('{x}', {x})\n{x} {self.values[value]}\n"
 
-    # A batch is traces as arrays of tokens, all equally long.
+    # A batch holds traces as arrays of tokens. All traces of a batch are equally long.
 
     def training_batch(self, batch, length, spacing, rng):
         """A test_batch in which some traces repeat commands (section 4)."""
@@ -147,8 +147,9 @@ class ReplTask(Lexer):
         return Batch(inputs, targets, inputs == self.ids[" "])
 
     def joined_late(self, batch, rng):
-        """The same traces without their first lines, and with other first values: only reveals tell
-        the values. (A model knows that every trace begins with 1, 2, 3.)
+        """The same traces without their first lines, so only reveals tell the values.
+
+        The first values are redrawn, since a model knows that every trace begins with 1, 2, 3.
         """
         n = self.group.degree
         new_ids = np.tile(np.arange(len(self.vocab)), (len(batch.inputs), 1))
@@ -319,7 +320,7 @@ def run_cli(command):
         os._exit(1)  # at once: a normal exit would write again
     except KeyboardInterrupt:
         sys.exit(130)
-    except (UserError, OSError, NotImplementedError) as error:  # the last: an exercise
+    except (UserError, OSError, NotImplementedError) as error:  # the last: an open exercise
         print("error:", error, file=sys.stderr)
         sys.exit(2)
 

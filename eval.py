@@ -54,7 +54,8 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
 def predict(model, inputs, description=None):
     """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T].
 
-    description: the progress bar's text. The model is in eval mode, and then as it was.
+    description: the progress bar's text. The model predicts in eval mode, and then returns to the
+        mode that it was in.
     """
     tokens = torch.from_numpy(inputs).to(device_of(model))
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
@@ -106,7 +107,7 @@ def print_table(rows):
 def plot(rows, path, trained=None):
     """Accuracy against the commands read before a reveal, one curve for each (length, spacing).
 
-    trained: the longest traces of the training, to be marked.
+    trained: the number of commands in the longest training traces, to be marked.
     """
     from matplotlib.figure import Figure  # imported here: it takes a second
     axes = Figure(layout="constrained").subplots()
@@ -176,7 +177,7 @@ def device_of(model):
 # --- 3. The command line --------------------------------------------------------------------------
 
 def device(name):
-    """A type for argparse: the name of a device that is there."""
+    """A type for argparse: the name of a device that this machine has."""
     try:
         torch.zeros(1, device=name)
     except Exception:  # torch raises many kinds

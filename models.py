@@ -11,6 +11,9 @@
                           |
                         norm --> unembedding --> logits [B, T, vocabulary]
 
+The models differ in their *mixer*, the block that brings to a token what it needs to know of all
+tokens before it.
+
     model(tokens) -> logits                              causal: logits at t depend on tokens <= t
     model.stream(tokens, state=None) -> (logits, state)  the same in pieces: state in, state out
 
@@ -23,7 +26,7 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 (arXiv 2104.09864).
 
 Deviations from the paper, and from DeltaNet as usually built, and why:
-    74 thousand parameters     and one layer (the Transformer has two), not 265 million and 18
+    74 thousand parameters     in one layer (the Transformer has two), not 265 million in 18
     no SiLU on q, k, v         after SiLU, entries are almost positive; a swap key has both signs
     hard sigmoids              beta = 0 and beta = 2 are reached, not only approached
     a write gate               a reflection needs beta = 2 and should write nothing
@@ -287,7 +290,7 @@ MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # the nam
 # --- 4. For speed ---------------------------------------------------------------------------------
 
 def convolve(conv, window):
-    """conv(window.mT).mT, as torch is faster: on an image of height 1 with its channels last."""
+    """conv(window.mT).mT, but faster: as a 2D convolution of height 1, with the channels last."""
     image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
     kernel = conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
     return F.conv2d(image, kernel, conv.bias).squeeze(2).mT

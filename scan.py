@@ -23,7 +23,7 @@ Sources
     [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: DeltaProduct.
 
 Does NOT include: decay gates, GPU kernels, hidden scales or normalisations.
-Run it first: python scan.py. A first reading is sections 1 to 4.
+Run it first: python scan.py. For a first reading, sections 1 to 4 are enough.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
@@ -41,9 +41,9 @@ from torch import Tensor
 # beta = 1 erases the direction k, and beta = 2 REFLECTS: it turns k into -k. The reflection with
 # k = (e_i - e_j) / sqrt 2 negates e_i - e_j and keeps e_i + e_j: it SWAPS the slots i and j.
 #
-# A permutation is a product of swaps, but a command spells it out one token at a time, and nobody
-# can decompose it into cycles before it is over. Spare slots remove the need: give each variable x
-# a slot x', and
+# A permutation is a product of swaps. But a command spells its permutation out one token at a time,
+# and nobody can decompose it into cycles before the command is over. Spare slots remove the need:
+# give each variable x a slot x', and let x_i be the i-th left-hand name. Then
 #
 #     a, b, c = c, a, b        at each left-hand name x:             swap x   and x'
 #                              at the i-th right-hand name y:        swap x_i and y'
@@ -83,7 +83,7 @@ def swap_machine_keys(commands):
 #     |y - beta (k.y) k|^2 = |y|^2 - beta (2 - beta) (k.y)^2
 #
 # How much does a swap lose? It should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. In m
-# steps, at most this fraction of x becomes -x (in any order: x^T S meets the last step first):
+# steps, in whatever order (x^T S meets the last one first), at most this fraction of x becomes -x:
 #
 #     beta up to     1     1.5    1.9     2
 #     m = 3         .25    .63    .93     1
@@ -93,27 +93,28 @@ def swap_machine_keys(commands):
 #     Let a step turn y into z. If beta <= 1, then y.z - |z|^2 = beta (1 - beta) (k.y)^2 >= 0. So
 #     |z| <= |y| cos phi, where phi is the angle between y and z (below pi/2, or z = 0).
 #     If m steps turn x into x_m, then -x.x_m is at most a product of m + 1 cosines: one for each
-#     step, and one for the angle from x_m to -x. (From pi/2 on, -x.x_m <= 0.)
+#     step, and one for the angle from x_m to -x. (If that angle is pi/2 or more, -x.x_m <= 0.)
 #     These m + 1 angles lead from x to -x, so their sum is at least pi. As log cos is concave and
-#     decreasing, the product is largest if each is pi / (m+1). Projections reach that.
+#     decreasing, the product is largest if each is pi / (m+1). Projections reach that value.
 #
-# Losses add up. In one layer, repeat a command with any beta < 2, whatever it writes. Its change of
-# the state fades to 0, and with it the margin by which a continuous reader tells an even number of
-# swaps from an odd one. Proof:
+# Losses add up. Let one layer repeat a command, with any beta < 2 and whatever values it writes.
+# The change that the command makes to the state fades to 0, and with it the margin by which a
+# continuous reader tells an even number of swaps from an odd one. Proof:
 #     Steps with beta > 0 write into the span of their keys, and leave what is orthogonal to it. So
 #     a command changes the state by columns in that span.
 #     Such a column, unless it is 0, is not orthogonal to all keys. So one of the steps shortens it
 #     and none lengthens it: on the span, the command has a norm below 1.
-#     One layer computes keys, values and betas from the last few tokens. So a repeated command soon
-#     is one affine map, and with each repetition the change of the state shrinks by that norm.
-# The more a command turns, the sooner it fades: an eigenvalue r of m >= 2 steps with beta <= 1 has
-# |r| <= cos^m(|arg r| / m). The first proof shows it, with y complex and Re(y* z) in place of y.z,
-# since y and r y are |arg r| apart.
+#     One layer computes keys, values and betas from the last few tokens. So a command that is
+#     repeated soon becomes one fixed affine map. From then on, each repetition multiplies the
+#     change of the state by that norm at most.
+# The more a command turns, the sooner it fades: an eigenvalue r of a product of m >= 2 steps with
+# beta <= 1 has |r| <= cos^m(|arg r| / m). The first proof shows this as well, with a complex y and
+# with Re(y* z) for y.z, since y and r y are |arg r| apart.
 #
 # This is a price, not a prohibition. Two projections (beta = 1) carry half of a row into an empty
-# slot, so they could drive the machine above until its values underflow, for a reader that divides
-# by the norm (and so is not continuous at 0). A trained DeltaNet with beta <= 1 does not fail at
-# once either: README's is right after four commands, and guesses after sixteen.
+# slot. So they could drive the machine above until its values underflow, if the reader divides by
+# the norm (and so is not continuous at 0). A trained DeltaNet with beta <= 1 does not fail at once
+# either: that of README is right after four commands, and guesses after sixteen.
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
@@ -131,7 +132,7 @@ def swap_machine_keys(commands):
 #     S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T                                   (3)
 #
 # For a unit key, this moves the stored value a fraction beta of the way to v: beta = 1 lands on v,
-# and beta = 2 overshoots: the new value is as far beyond v as the old one was before it.
+# and beta = 2 overshoots to a value as far beyond v as the old one was before it.
 
 
 def scan_recurrent(q, k, b, v, state=None):
@@ -188,7 +189,7 @@ def check_inputs(q, k, b, v, state):
 
 
 def upcast(x):
-    """Half precision to float32. Under autocast, some inputs arrive in it and others do not."""
+    """Half precision to float32. Under autocast, only some of the inputs are in half precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -228,11 +229,12 @@ def upcast(x):
 #                                               v
 #                                   O = Q S_0 + tril(Q B^T) D, again for all chunks at once
 #
-# If nothing is to be stored, V = 0 and U = 0, each token multiplies the state by I - b k^T, and the
-# whole chunk by I - B^T W. So I - B^T W is the product of C such factors, the last one leftmost.
+# If nothing is to be stored, then V = 0 and U = 0. Each token then multiplies the state by
+# I - b k^T, and the whole chunk multiplies it by I - B^T W. So I - B^T W is the product of C such
+# factors, the last one leftmost.
 # For the delta rule this is the "WY form" of Bischof and Van Loan (1987), as [2] pointed out.
 #
-# Names elsewhere. The literature has the delta rule alone, and scales each error by beta at once:
+# Names elsewhere. The literature treats only the delta rule, and scales each error by beta at once:
 #
 #     Yang et al. [2]         here                       Schlag et al. [1]
 #     S (V x K)               S^T                        W
@@ -372,22 +374,22 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # keys are raw, or if b is not parallel to k, since such a step can stretch.
 #
 # Why a triangular solve: it is exact to rounding. Multiplying out (I - L)(I + L^2)(I + L^4)... is
-# not, although the product ends because L^C = 0. Similar keys make the powers of L huge before they
-# vanish, and these must cancel in an inverse whose entries are at most 2: in float32 and a chunk of
-# 64, one repeated key at beta = 0.9 makes an error of about 1e9. GPU kernels also invert by halves,
-# where two products join the inverses of two halves (arXiv 2605.21325). That is as accurate as the
-# solve, but takes twice as long on a CPU for chunks of 16.
+# not, although the product ends because L^C = 0. If keys are similar, the powers of L become huge
+# before they vanish, and they must cancel in an inverse whose entries are at most 2. In float32,
+# one key that is repeated with beta = 0.9 makes an error of about 1e9 in a chunk of 64. GPU kernels
+# also invert by halves, where two products join the inverses of two halves (arXiv 2605.21325). That
+# is as accurate as the solve, but takes twice as long on a CPU for chunks of 16.
 #
 # Rounding: a reflection with a rounded key is not exactly orthogonal, and no command pulls a state
-# back. So errors add up, but slowly. How precise must a state be? Round that of the swap machine
-# after each token. After 1,024 commands on five variables, its largest error in ten seeds is
+# back. So errors add up, but slowly. How precise must a state be? Round the state of the swap
+# machine after each token. Its largest error after 1,024 commands on five variables, in ten seeds:
 #
 #                                        float32   float16   bfloat16   int8
 #     in its slots (0 and 1 are exact)    1e-7        0          0        0
 #     in a rotated basis                  3e-5       .03        .2       .7
 #
-# and all values can still be read. A key must be more precise. With bfloat16 keys and a float32
-# state, values fade by a third, even in their slots. So models.py normalises keys in float32. (Keys
+# All values can still be read. A key must be more precise: with bfloat16 keys and a float32 state,
+# values fade by a third, even in their slots. So models.py normalises keys in float32. (Keys
 # e_i - e_j with beta = 1 make the same swaps in integers: then sums are exact, and nothing drifts.)
 
 
@@ -462,9 +464,10 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
 #
 # torch.compile unrolls Python loops, so it would compile a graph for each number of chunks. We
 # therefore register the two functions as custom operators, which it calls without looking inside,
-# as it calls matmul. So one graph serves all lengths above one chunk. A "fake" tells it the shape
-# and the strides of each result. Strides must not depend on those of the inputs, so the operators
-# first copy an input such as S.mT. The solver writes the inverse column by column.
+# as it calls matmul. So one graph serves all lengths above one chunk. A "fake" tells torch.compile
+# the shape and the strides of each result. The strides of a result must not depend on those of an
+# input, so the operators first copy an input that is not contiguous, such as S.mT. The solver
+# writes the inverse column by column, and the fake says so.
 
 
 class ChunkedScan(torch.autograd.Function):
@@ -480,7 +483,7 @@ class ChunkedScan(torch.autograd.Function):
     def backward(ctx, g_out_NCV, G_KV):
         if torch.is_grad_enabled():  # for a second derivative; autograd cannot see into an operator
             raise RuntimeError("the chunked scan has no second derivative; use scan_recurrent")
-        # Complex gradients need the conjugates. A real tensor is its own.
+        # Complex gradients need the conjugates. A real tensor is its own conjugate.
         saved = [x.conj().resolve_conj() for x in ctx.saved_tensors]
         return tuple(backward_operator(*saved, g_out_NCV, G_KV))
 

@@ -5,12 +5,12 @@ is passed once the model gets `pass_accuracy` of the reveals right in `pass_pati
 row; the last stage takes `final_steps` steps.
 
 Small errors add up over a trace, so precision decides how far a model tracks. Two kinds of batches
-improve it:
+make the model more precise:
     repeated commands   The error of one command adds up until the loss can see it (data.py).
-    dense reveals       The batch has more reveals than its stage, and joins a session late: the
-                        first values are random and the lines that set them are missing, so only
-                        reveals tell the values. Otherwise a model may ignore reveals, and each one
-                        then adds an error to the state.
+    dense reveals       The batch has more reveals than its stage asks for, and it joins a session
+                        late: the first values are random, and the lines that set them are missing.
+                        So only reveals tell the values. Without such batches a model may learn to
+                        ignore reveals, and then each reveal adds an error to the state.
 
 The learning rates stay constant, so the parameters end up circling a solution. Their average over
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
@@ -47,7 +47,7 @@ SAVE_EVERY = 50  # steps
 class Config:
     """Every field is an option of the command line: pass_accuracy is --pass-accuracy."""
 
-    # The task, and the model. None is the default of its class in models.py.
+    # The task, and the model. None means the default of the model's class in models.py.
     group: str = "S5"              # S<n>, A<n>, Z<n> or D<n>; the other defaults suit n up to 7
     commands: str = "full"         # full: permutations of all variables; swap: of two
     repeat_fraction: float = 0.5   # fraction of training traces with repeated commands
@@ -61,7 +61,7 @@ class Config:
 
     # The curriculum. The paper starts at 8:1. At 2:1 a reveal depends on one command or two, and
     # the loss falls sooner. One good batch may be luck; three in a row are not. From Python, a
-    # stage (L, S, steps) takes so many steps.
+    # stage may also be (L, S, steps): it takes exactly that many steps.
     curriculum: tuple = ((2, 1), (8, 1), (16, 2), (32, 4), (64, 8))  # LENGTH:SPACING,...
     batch: int = 16                # traces per step
     dense_fraction: float = 0.25   # fraction of batches with dense reveals
@@ -71,12 +71,12 @@ class Config:
     final_steps: int = 350         # steps of the last stage
     average: bool = True           # return the mean of the last stage's parameters (--no-average)
 
-    # The optimisers. Muon normalises the update, so its learning rate *is* the step size. Doubling
-    # both trains as fast but less precisely: some seeds then fail at 256 commands.
+    # The optimisers. Muon normalises the update, so its learning rate *is* the step size. With both
+    # learning rates doubled, training is as fast but less precise: some seeds fail at 256 commands.
     optimizer: str = "muon"        # muon or adamw, for the matrices
     matrix_lr: float = 0.01        # learning rate of the matrices
     lr: float = 2e-3               # learning rate of all other parameters, by AdamW
-    warmup: int = 50               # steps over which both rise from 0
+    warmup: int = 50               # steps over which both learning rates rise from 0
     weight_decay: float = 0.01     # of all parameters
     reveal_weight: float = 1.0     # weight of the extra loss on the revealed values
 
@@ -142,12 +142,12 @@ def loss(model, batch, config):
 
 
 def lr_scale(config, now):
-    """The fraction of the learning rates: a warm-up, then constant."""
+    """The factor of both learning rates at this step: it warms up to 1, and then stays there."""
     return min(1.0, (now.step + 1) / config.warmup)
 
 
 def gives_up(model, config, now):
-    """Whether training ends although its stages are not over."""
+    """Whether training stops before its last stage is over."""
     return not config.steps_of(now.stage) and now.step >= config.max_curriculum_steps
 
 
@@ -158,15 +158,15 @@ def train(model, task, config, folder=None, resume=False,
     """Train a model on a task (data.py).
 
     model: a module, tokens [B, T] -> logits, on its device. Afterwards it has the last parameters.
-    folder: where checkpoints go. resume: continue the run in that folder, if there is one. Both
-        must have the same config, model and first batch; the functions below are not compared.
+    folder: where checkpoints go. resume: continue the run in that folder, if there is one. The two
+        runs must have the same config, model and first batch; the functions below are not compared.
         (eval.load reads the folder if the config describes the model and the task.)
     draw, loss, lr_scale, gives_up: those of section 2, or functions of your own.
 
     Returns: a copy of the model with the averaged parameters, and the log, a list of dicts.
-        (The average can fail, since the loss may be high between good solutions. A counter modulo
-        5, trained on (8,1) and then (32,4), gets over 99% of the reveals right with the last
-        parameters and under 15% with the average. Return the last by --no-average.)
+        (The average can fail, since the loss may be high between good solutions. An example is a
+        counter modulo 5, trained on (8,1) and then (32,4): with the last parameters it gets over
+        99% of the reveals right, and with the average under 15%. --no-average returns the last.)
     """
     model.train()
     now = Progress()
@@ -207,7 +207,7 @@ def train(model, task, config, folder=None, resume=False,
         for copied, buffer in zip(average.buffers(), model.buffers()):
             copied.copy_(buffer)
 
-        # Count. Batches that do not count neither continue a series of good ones nor break it.
+        # Count. Batches that do not count neither continue a streak of good ones nor break it.
         now.step += 1
         now.stage_step += 1
         now.tokens += batch.inputs.numel()
@@ -215,7 +215,7 @@ def train(model, task, config, folder=None, resume=False,
             good = metrics["reveal_accuracy"] >= config.pass_accuracy
             now.streak = now.streak + 1 if good else 0
 
-        # Move on. A new stage starts a new series, since its batches are harder.
+        # Move on. A new stage starts a new streak, since its batches are harder.
         length, spacing, *_ = config.curriculum[stage]
         steps = config.steps_of(stage)
         over = (now.stage_step == steps) if steps else (now.streak >= config.pass_patience)
@@ -290,7 +290,7 @@ def identity_of(model, task, config, draw):
 
 
 def has_run(folder, identity, resume):
-    """Whether there is a run to resume in the folder.  Raises: UserError for one that must stay."""
+    """Whether the folder has a run to resume.  Raises: UserError if its run must not be touched."""
     if not (Path(folder) / "model.pt").exists():
         return False
     if read_run(folder).get("identity") != identity:

@@ -143,8 +143,8 @@ def draw_any_stage(task, batch, rng):
     weights = np.array([1 / length for length, _ in STAGES])
     length, spacing = STAGES[rng.choice(len(STAGES), p=weights / weights.sum())]
 
-    # Uniform commands are drawn even where sparse ones replace them: the random numbers that follow
-    # are those of the recorded runs.
+    # Uniform commands are drawn even where sparse ones replace them. This keeps the random numbers
+    # that follow as they were in the recorded runs.
     commands = draw_commands(task.group, "full", (batch, length), rng)
     if spacing == 1:
         commands = draw_sparse_commands(task.group, (batch, length), rng)
@@ -152,8 +152,9 @@ def draw_any_stage(task, batch, rng):
     return task.batch_of(map(task.trace, commands.tolist(), asked.tolist()))
 
 
-# Of the matrices and of all other parameters: the best of a grid (lab book), by Muon unless it says
-# otherwise. The gated models have those of DeltaNet.
+# Learning rates of the matrices and of all other parameters: the best of a grid (lab book). The
+# matrices are trained by Muon unless another optimiser is named. The gated models have the learning
+# rates of DeltaNet.
 LEARNING_RATES = dict.fromkeys(MODELS, {"matrix_lr": 0.005, "lr": 0.001}) | {
     "transformer": {"matrix_lr": 0.01, "lr": 0.002},
     "lstm": {"matrix_lr": 0.004, "lr": 0.004, "optimizer": "adamw"}}
@@ -235,7 +236,7 @@ def draw_swaps(task, config, now, rng, earlier=0.2, sparse=0.3):
 
 
 def decaying_late(config, now, late=1.0):
-    """Learning rates that decay over the last stage. late: their scale after the first eight."""
+    """Learning rates that decay over the last stage. late: their scale after the first 8 stages."""
     return decaying(config, now) * (late if now.stage >= SHORT else 1)
 
 
@@ -253,7 +254,7 @@ SWAP_SETTINGS = [*grid(model=["linrnn"], seed=range(230, 233)),
 def run_swaps(setting, folder):
     name = setting["model"]
     rates, scale = LEARNING_RATES[name], decaying_late
-    if name == "lstm":  # it was first seen to learn with these
+    if name == "lstm":  # with these learning rates it was first seen to learn
         rates = rates | {"matrix_lr": 2.5e-3, "lr": 2.5e-3}
         scale = partial(decaying_late, late=0.4)
     config = Config(curriculum=[(L, S) for L, S, _ in SWAP_STAGES], batch=32, pass_accuracy=0.95,
@@ -276,7 +277,7 @@ def show():
 
 
 def show_first():
-    """The contrast that no earlier reveal blurs: the first reveal of a trace."""
+    """Accuracy at the first reveal of a trace, where no earlier reveal can help."""
     rows = sorted(by_model(records("baselines")), key=lambda row: row["millions"])
     table("The same tokens. All models get batches of 16 traces of all lengths from (2,1) to\n"
           "(64,8), sparse commands at S = 1, 50 steps of warm-up, cosine decay, and weight\n"

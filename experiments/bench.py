@@ -7,8 +7,8 @@
     hand-written  scan.delta_rule_chunked
 
 In float32 on one CPU core the loop takes 5.5 to 13 times as long as the hand-written form. The
-textbook form takes twice as long, and autograd 1.3 to 1.4 times. The loop is worst in a small
-batch, where it is mostly overhead.
+textbook form takes twice as long, and autograd 1.3 to 1.4 times. The loop compares worst in a
+small batch, where most of its time is overhead.
 
     python -m experiments.bench                                                the table
     python -c "from experiments.bench import measure; print(measure(4, 1024, 'cuda'))"

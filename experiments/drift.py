@@ -5,18 +5,18 @@
     >>> print('b', b)                        And does a reveal help the model, or harm it?
     b 3
 
-Random commands err in random directions, so their errors partly cancel and grow as the root of the
-number of commands. A repeated command errs in the same direction every time, so its errors grow
-nearly in proportion. The test is 128 commands without a reveal (medians of 20 seeds). A loop of ten
-commands leaves 87% of the values right, and one repeated command 45%. A command in turn with its
-inverse leaves 21%, which is chance.
+The errors of random commands point in random directions, so they partly cancel: they grow as the
+root of the number of commands. The errors of a repeated command all point in the same direction, so
+they grow nearly in proportion. The test is 128 commands without a reveal (medians of 20 seeds). A
+loop of ten commands leaves 87% of the values right, and one repeated command 45%. A command that
+alternates with its inverse leaves 21%, which is chance.
 
-A reveal takes an error away if the model writes its value; to a model that ignores reveals they are
-more text, which adds errors. So a quarter of train.py's batches have dense reveals and join late:
-the first values are random, and the lines that set them are missing. Without these changes, on two
-of three seeds at most 6% of the states are whole (right in all variables) after 256 commands with a
-reveal after each; with either or both, 99%. The price: without any reveal 94% or more stay whole if
-training has neither, and a median of 47% if it has both.
+A reveal removes an error if the model writes the value into its state. If the model ignores
+reveals, they are only more text, which adds errors. So a quarter of train.py's batches have *dense
+reveals* and *join late*: the first values are random, and the lines that set them are missing. Take
+256 commands with a reveal after each. If training has neither change, two of three seeds end with
+at most 6% of the states whole (right in all variables); with either or both, it is 99%. The price,
+without any reveal: 94% or more are whole with neither change, and a median of 47% with both.
 
     python -m experiments.drift [--run]    the tables; --run: three minutes per missing run
     python -m experiments.drift DIR        the same tables for your own run
@@ -76,7 +76,7 @@ def is_right(model, task, state, perms):
 
 
 def is_whole(model, task, state, perms):
-    """Whether it does so for all variables: bool [B]."""
+    """Whether a model answers correctly for all variables: bool [B]."""
     return is_right(model, task, state, perms).all(1)
 
 
@@ -106,7 +106,7 @@ def right_after(model, task, loops, length=128):
 
 
 def misread_repeats(model, task, within=32):
-    """How many commands, repeated so often, leave a variable misread after some repetition."""
+    """How many commands, repeated `within` times, leave a variable misread at some point."""
     commands = loops_of(task)["repeated"].repeat(within, 1)
     perms = np.moveaxis(run_commands(commands), 1, 0)
     states = follow(model, task, commands)
@@ -160,11 +160,11 @@ def join_late(model, task, seed=0, traces=256):
 
 
 def ideal_reader(n):
-    """The same of a reader of S<n> who does not know the first values, and forgets nothing.
+    """The same accuracies, for a reader of S<n> who joins late and forgets nothing.
 
-    Each reveal tells him one of the n first values, any with the same chance. If he knows m of
-    them, it is one of these with probability m / n. Otherwise he guesses among the n - m values
-    that he does not know. So he is right with probability (m + 1) / n; if he knows all, always.
+    Each reveal tells the reader one of the n first values, each with the same probability. A reader
+    who knows m of them knows the next one with probability m / n, and otherwise guesses among the
+    n - m others. So the answer is right with probability (m + 1) / n, or always if m = n.
     """
     m = np.arange(n + 1)
     likely = np.eye(n + 1)[0]  # the probability of each m
@@ -197,7 +197,7 @@ KINDS = ["random", "repeated", "revealed"]  # revealed: random, with a reveal af
 
 
 def settled(model, task, image, state, batch):
-    """What a state is read as, less 1/n, on a branch in which the last command has settled."""
+    """What a state is read as, minus 1/n, on a branch in which the last command has settled."""
     if task.commands == "full":  # the next line must have named its left-hand side (inside.py)
         settling = task.command_line(range(image.n)).split(" = ")[0] + " = "
         _, state = read(model, task, [settling] * batch, state)
@@ -221,8 +221,8 @@ def errors(model, task, image, commands, asked=None):
 def law(model, task, heads=None, length=128):
     """Medians over traces after 1, 2, ... commands: {kind: {"scale": [L], "error": [L]}}.
 
-    Every kind has one trace for every second command of the group. {} for a model without heads
-    that track.
+    Every kind has one trace for every second command of the group. The result is {} if no head of
+    the model tracks the state.
     """
     model = copy.deepcopy(model).double()  # rounding in float32 is not the question
     try:
@@ -259,7 +259,7 @@ TESTS = [(128, 1), (128, 4), (128, 16), (256, 1), (256, 32), (512, 64), (1024, 1
 
 
 def draw_batch(task, config, now, rng, dense=True, late=True):
-    """That of train.py, but with dense reveals and late joins apart."""
+    """A batch as train.draw makes it, but with dense reveals and late joins as separate options."""
     length, spacing = config.curriculum[now.stage]
     denser = [S for S in (1, 1, 2, 4) if S < spacing]
     if not denser or rng.random() >= config.dense_fraction:
@@ -282,7 +282,7 @@ def run(setting, folder):
 
 
 def measure(model, task, seed=0):
-    """What a record says of a model, trained or loaded. The longer the traces, the fewer.
+    """What a record says of a model, trained or loaded. Longer traces are tested in fewer numbers.
 
     seed: of the test traces.
     """

@@ -3,19 +3,19 @@
     a swap of rows x and y'     trained:  k near +-(e_x - e_y') / sqrt 2, beta near 2
                                 rounded:  k = e_x - e_y', beta = 1
 
-A trained head is near the swap machine of scan.py: in suitable coordinates (a *frame*), its keys
-are 11 to 32 degrees (median) from the machine's. Here we give the head the machine's keys, which
-are integers, and values that are multiples of 2^-10. A step then adds and subtracts rows of the
-state, which float32 does exactly. So nothing drifts, although the recurrence is as linear and as
-parallel as before. All other parameters are trained for 400 more steps, on eight commands a trace.
+A trained head is near the swap machine of scan.py: in suitable coordinates (a *frame*), the median
+angle between its keys and those of the machine is 11 to 32 degrees. We give the head the machine's
+keys, which are integers, and values that are multiples of 2^-10. A step then adds and subtracts
+rows of the state, which float32 does exactly. So nothing drifts, although the recurrence is as
+linear and as parallel as before. The rest is trained for 400 more steps, on eight commands a trace.
 
 Between lines the state now has one of 120 values, and an answer depends on this value and on the
 eight tokens of its reveal. So a finite test is a proof for every length: the theorem of `certify`.
-All ten models pass it, five of them fresh. One read 1,048,576 commands without an error.
+All ten models pass it; five were never used for tuning. One read 1,048,576 commands without error.
 
-Training did not find the integers; we put them in. A model that was never trained, in a random
-frame, is proved after the same steps. So training only ends *near* a machine that can be
-proved. The price: the rounded model ignores reveals, so it cannot join a session late.
+Training did not find the integers; we put them in. Even a model that was never trained, in a random
+frame, is proved after the same steps. So training only ends *near* a machine that can be proved.
+The price: the rounded model ignores reveals, so it cannot join a session late.
 
     python -m experiments.exact          the tables, from the records
     python -m experiments.exact --run    first make what has no record: an hour
@@ -61,9 +61,10 @@ MARGIN = 0.5  # by which the logit of a correct answer must exceed all others
 #     >>> a, b, c = c, a, b          at the i-th left-hand name x: swap x and x'
 #                                    at the i-th right-hand name y: swap y and x_i'
 #
-# A place is a mark (a token that is neither a name nor a value), how many tokens later it is, and
-# the token there. Its number is its code: first right-hand names, then left-hand names, then
-# values. All other tokens share the last code; their key is 0.
+# A mark is a token that is neither a name nor a value. The *place* of a token consists of the last
+# mark up to it, its distance from that mark, and the token itself. Places are numbered, and the
+# number is the *code*: first come right-hand names, then left-hand names, then values. All other
+# tokens share the last code; their key is 0.
 
 
 def places_and_swaps(task):
@@ -225,10 +226,11 @@ def certify(model):
     reveal the value of that variable. It may read the text in any pieces. Reveals may show false
     values: it ignores them.
 
-    Proof. A code depends on the tokens from the last mark on, and each command and each reveal
-    begins with a mark. So its steps are the same in every text (a). How the text is cut into pieces
-    and chunks does not matter either, because S is exact (b): keys are integers with |k|^2 <= 2, or
-    <= 1 where they write, so each row of S is 0 or a value, up to its sign; no entry of L,
+    Proof, with (a) to (f) for the tests below. A code depends on the tokens from the last mark on,
+    and each command and each reveal begins with a mark. So the steps of a command or a reveal are
+    the same in every text (a). How the text is cut into pieces and chunks does not matter either,
+    because S is exact (b): keys are integers with |k|^2 <= 2, or <= 1 where they write, so each row
+    of S is 0 or a value, up to its sign; no entry of L,
     (I + L)^-1, U, W or D exceeds 2 (as in scan.py, section 5); so in chunks of up to 1,024 tokens
     no sum in (5) to (8) of scan.py reaches 2^24 GRID, and below that float32 is exact. Let S_e be
     the S after the first lines, and S_p (p not e) that after a command p. Claim: S is S_p after any
@@ -312,7 +314,7 @@ class Program(ReplTask):
         self.name = name
 
     def test_batch(self, batch, length, spacing, rng):
-        """One trace. Half of the false reveals are true; only true ones count."""
+        """One trace. In "false reveals" half of the reveals are false; only true ones count."""
         n = self.group.degree
         drawn = self.group.draw((10,), rng)
         loops = {"the identity": [np.arange(n)], "one command": drawn[:1],

@@ -1,9 +1,10 @@
 """Do several processes train as one?  Yes: each takes its share of every batch.
 
 The gradient of a mean over a batch is the mean of the gradients over equal shares of it. So every
-process draws the same traces, keeps its rows, and averages each gradient with the others as soon as
-backward() has made it. Then all take the same step. In float64 ten steps of two processes and of
-one differ by less than 1e-10. (torch's DistributedDataParallel does the same in larger pieces.)
+process draws the same traces, keeps its own rows, and averages each gradient with the gradients of
+the other processes as soon as backward() has made it. Then all processes take the same step. After
+ten steps in float64, the parameters of two processes and of one differ by less than 1e-10. (torch's
+DistributedDataParallel does the same in larger pieces.)
 
     python -m experiments.processes                  minutes with one and two processes
     python -m torch.distributed.run --nproc-per-node 2 -m experiments.processes --group S5

@@ -47,9 +47,9 @@ LEXERS = ["list", "letters", "pairs", "bpe", "bpe-skewed", "prefix-free", "prefi
 
 
 def make_lexer(name, letters, width, seed):
-    """A lexer of values of that width. Of three letters it has
+    """A lexer for values of that width. With three letters its tokens are
 
-    list, letters    3 tokens
+    list, letters    3
     pairs            9
     bpe, bpe-skewed  9, the letters and six merges that join the most frequent pairs of tokens;
                      skewed: where the second letter is half as frequent as the first
@@ -69,7 +69,7 @@ def make_lexer(name, letters, width, seed):
         longest_first = sorted(tokens, key=len, reverse=True)
         return re.compile("|".join([*longest_first, "."])).findall, tokens
 
-    # Merges are learned from 2,000 values, of a stream that nothing else uses.
+    # Merges are learned from 2,000 values, drawn from a random stream that nothing else uses.
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(3,)))
     shares = 1 / np.arange(1, n + 1) if name == "bpe-skewed" else np.ones(n)
     words = rng.choice(letters, (2000, width), p=shares / shares.sum())
@@ -159,8 +159,8 @@ class StringTask(Lexer):
 
     @cached_property
     def beyond(self):
-        """{text of a reveal: for each of its tokens, the letters beyond the token that must be
-        known to see where it ends, if the tokens before it are known}."""
+        """{text of a reveal: for each of its tokens, how many letters beyond the token one must
+        know to see where it ends, if one knows the tokens before it}."""
         values = map("".join, product(self.alphabet, repeat=self.width))
         texts = [REVEALS[self.reveal](self.kind(value)) for value in values]
         cuts = {text: tuple(self.vocab[i] for i in self.encode(text)) for text in texts}
@@ -188,8 +188,8 @@ def whole(correct, numbers):
 
 
 def loss_of_whole_reveals(model, batch, config):
-    """The loss of train.py; a stage is passed by whole values, since more of their tokens are
-    correct."""
+    """The loss of train.py. A stage is passed by the accuracy of whole values, since the accuracy
+    of single tokens is higher."""
     logits = model(batch.inputs)
     objective, metrics = loss(lambda tokens: logits, batch, config)
     correct = (logits.argmax(-1) == batch.targets).cpu().numpy()
@@ -271,8 +271,8 @@ STUDIES = [Study("strings", SETTINGS, run)]
 # --- 5. The tables and the picture ----------------------------------------------------------------
 
 def wrong_tokens(rows, *letters):
-    """Of the tokens that so many letters decide, in the token and beyond it, the wrong ones, and
-    all: in the first reveals of these records."""
+    """How many tokens are wrong, of how many, among those that so many letters decide (in the token
+    and beyond it), in the first reveals of these records."""
     kinds = [kind for row in rows for result in row["results"][:len(FIRST)]
              for kind in result["tokens"] if sum(kind[:2]) in letters]
     return sum(kind[3] for kind in kinds), sum(kind[2] for kind in kinds)

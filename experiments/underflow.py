@@ -4,10 +4,11 @@ Bayes' rule (beliefs.py) divides at each reveal, which a linear recurrence canno
 division the belief is linear, and exact until it underflows, after 149 halvings in float32. A scan
 that divides now and then is just as parallel, and survives 100,000 steps.
 
-The paper's n x n marginals, P(variable i has value j), underflow if all reveals show one variable;
-they are stable if the variables are revealed in turn. But they lose information even in exact
-arithmetic. The test is 64 commands of S5, with a reveal after every 4th. There they are 0.28 nats
-from the filter; a uniform guess of the value is 1.03 nats from it.
+The paper's n x n *marginals*, P(variable i has value j), are a smaller representation. They
+underflow if all reveals show one variable, and are stable if the variables are revealed in turn.
+But marginals lose information even in exact arithmetic. The test is 64 commands of S5, with a
+reveal after every 4th. There marginals are 0.28 nats from the filter; a uniform guess of the value
+is 1.03 nats from it.
 
     python -m experiments.underflow        5 seconds; trains nothing
 
@@ -31,8 +32,9 @@ from experiments.beliefs import LENGTHS, CoinTask, kl_from
 #
 #     h_t = A_t h_{t-1},   A = T Z        |h_t|_1 = probability of all that was revealed        (1)
 #
-# It is exact, but every reveal that had probability 1/2 halves h, until its numbers are 0. An
-# n x n matrix of MARGINALS, H_ij = P(variable i has value j), is smaller than Q = n!:
+# It is exact, but every reveal that had probability 1/2 halves h, until its numbers are 0. The
+# vector h has Q = n! numbers. An n x n matrix of MARGINALS, H_ij = P(variable i has value j), has
+# fewer:
 #
 #     coin of g:         H <- ((1 - p) I + p P_g) H               (P_g H)_i = H_g[i]            (2)
 #     i shows value j:   H <- (I - e_i e_i^T) H (I - e_j e_j^T) + e_i e_j^T                     (3)
