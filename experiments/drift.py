@@ -15,8 +15,8 @@ A reveal removes an error if the model writes the value into its state. If the m
 reveals, they are only more text, which adds errors. So a quarter of train.py's batches have *dense
 reveals* and *join late*: the first values are random, and the lines that set them are missing. Take
 256 commands with a reveal after each. If training has neither change, two of three seeds end with
-at most 6% of the states whole (right in all variables); with either or both, it is 99%. The price,
-without any reveal: 94% or more are whole with neither change, and a median of 47% with both.
+at most 6% of the states whole (right in all variables); with either or both, at least 99% are. The
+price, without any reveal: 94% or more are whole with neither change, and a median of 47% with both.
 
     python -m experiments.drift [--run]    the tables; --run: three minutes per missing run
     python -m experiments.drift DIR        the same tables for your own run

@@ -1,4 +1,4 @@
-"""How do linear beliefs end?  They underflow, unless something restores their scale.
+"""What happens to a belief that is never divided?  It underflows, unless its scale is restored.
 
 Bayes' rule (beliefs.py) divides at each reveal, which a linear recurrence cannot do. Without the
 division the belief is linear, and exact until it underflows, after 149 halvings in float32. A scan
