@@ -347,8 +347,8 @@ def show(rows=None, n=5):
 
 def picture():
     """The error by the number of commands, for the runs that have the law."""
-    figure, ((axes,),) = canvas("Errors of random commands add up as the root of their number,\n"
-                                "errors of a repeated command in proportion to it")
+    figure, ((axes,),) = canvas("Errors of random commands grow as the root of their number,\n"
+                                "errors of a repeated command in proportion")
     few = [row["law"] for row in records("drift") if row.get("law")]
     found = {name: (range(1, 129), [law[kind]["error"] for law in few], colour)
              for kind, name, colour in [("random", "random commands", BLUE),
