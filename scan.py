@@ -544,6 +544,8 @@ def show_swap_machine(names="abc"):
 
 def main(argv=None):
     """The swap machine at work, and then the same random tokens by the loop and by chunks."""
+    print("Each name makes one reflection (beta = 2). It swaps a variable and a spare slot, such as\n"
+          "a'. At first the variables hold 1 2 3, and the spares nothing (0).")
     show_swap_machine()
 
     T, K = 1000, 16
@@ -552,8 +554,8 @@ def main(argv=None):
     loop, _ = delta_rule_recurrent(*inputs)
     chunks, _ = delta_rule_chunked(*inputs)
     steps = -(-T // default_chunk_size(K, "cpu"))
-    print(f"\n{T:,} random tokens, by the loop in {T:,} steps and by chunks in {steps}: "
-          f"the outputs differ by at most {(loop - chunks).abs().max():.0e}")
+    print(f"\n{T:,} random tokens: {T:,} sequential steps by the loop, and {steps} by chunks. The "
+          f"outputs\ndiffer by at most {(loop - chunks).abs().max():.0e}.")
 
 
 if __name__ == "__main__":

@@ -385,7 +385,7 @@ def test_the_demo_says_swap_by_swap_what_python_does(capsys):
         assert len(swaps) == 8 and slots == state | dict.fromkeys("ABCD", "0")
 
     scan.main()
-    assert "loop in 1,000 steps and by chunks in 63:" in capsys.readouterr().out
+    assert "1,000 sequential steps by the loop, and 63 by chunks" in capsys.readouterr().out
 
 
 # --- Why beta = 2 ---------------------------------------------------------------------------------
