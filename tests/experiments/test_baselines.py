@@ -225,3 +225,7 @@ def test_tables_say_which_stage_was_passed_and_when():
     assert baselines.stopped_in({"left": left}) == "(8,2)+0"
     assert baselines.stopped_in({"left": [1] * (len(baselines.SWAP_STAGES) - 1)}) is None
     assert [baselines.passed(stage)({"left": left}) for stage in (2, 3)] == [3e-6, None]
+
+    column = baselines.until_passed(2)
+    assert column({"spacing": 2, "left": [1.26e6]}) == "1.3"
+    assert column({"spacing": 2, "left": []}) == ">12" and column({"spacing": 1}) is None
