@@ -438,7 +438,7 @@ def picture_of_swaps():
     for model in ("linrnn", "linrnn-beta1", "lstm"):
         axes.plot([], [], "o-", markersize=4, color=COLOURS[model], label=NAMES[model])
     axes.plot([], [], "x", color="black", label="stopped in this stage")
-    axes.legend(frameon=False, loc=(0.47, 0.2))
+    axes.legend(frameon=False, loc=(0.44, 0.28))
     stages = range(len(SWAP_STAGES) - 1)
     axes.set(xscale="log", xlabel="million tokens read when the stage was passed", yticks=stages,
              yticklabels=map(name_of, stages), ylabel="(commands, commands per reveal)\n"
