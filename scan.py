@@ -544,8 +544,8 @@ def show_swap_machine(names="abc"):
 
 def main(argv=None):
     """The swap machine at work, and then the same random tokens by the loop and by chunks."""
-    print("Each name makes one reflection (beta = 2). It swaps a variable and a spare slot, such as\n"
-          "a'. At first the variables hold 1 2 3, and the spares nothing (0).")
+    print("Each name makes one reflection (beta = 2). It swaps a variable and a spare slot, such\n"
+          "as a'. At first the variables hold 1 2 3, and the spares nothing (0).")
     show_swap_machine()
 
     T, K = 1000, 16

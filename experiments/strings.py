@@ -10,8 +10,8 @@
 Here several lexers cut the same strings, and the paper is right in part. Cut into letters, a string
 is learned from about as few traces as a list. Pairs of letters take two to three times as many, and
 byte-pair encoding (BPE) three to four times. Six letters, four different letters, a Transformer and
-an LSTM all keep this order. What costs is writing such tokens, not reading them: if values are read
-in BPE and printed letter by letter, by print(*s), it takes 1.5 times as many traces as letters.
+an LSTM all keep this order. Writing such tokens is hard, and reading them is not: if values are
+read in BPE and printed letter by letter, by print(*s), they take 1.5 times the traces of letters.
 
 With nine BPE tokens one layer gets 4 to 7% of the values wrong, after few commands as after many.
 Yet it knows the state: a wrong token spells the right letters, but is cut wrongly. It errs where
