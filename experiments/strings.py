@@ -34,8 +34,8 @@ import numpy as np
 
 from data import Batch, Lexer, ReplTask, generator, run_cli
 from eval import predict
-from experiments import (COST, RATES, Study, chapter, grid, in_order, percent, records, summary,
-                         table, where)
+from experiments import (RATES, Study, chapter, grid, in_order, percent, records, summary, table,
+                         where)
 from experiments.baselines import LEARNING_RATES
 from experiments.plots import BLUE, GREEN, ORANGE, canvas, draw_lines
 from models import MODELS
@@ -300,10 +300,9 @@ def show():
             for setting in SETTINGS for row in records("strings", **setting)]
     keys = ["model", "layers", "values", "lexer", "reveal"]
     table("Thousands of traces before each stage that was reached, of each seed (at most 24; 80\n"
-          "for bpe+); tokens a value; minutes", rows, keys,
+          "for bpe+); tokens a value", rows, keys,
           {f"({L},{S})": traces_before(stage) for stage, (L, S) in enumerate(CURRICULUM) if stage}
-          | {"tokens": lambda row: row["tokens_a_value"], "minutes": COST["minutes"]},
-          spread=in_order)
+          | {"tokens": lambda row: row["tokens_a_value"]}, spread=in_order)
     table("Whole values correct in %, at the first reveal after so many commands\n"
           "(chance is 1.2 for 3^4 values, 0.4 for 4^4, 0.1 for 3^6)", rows, keys,
           {str(S): percent(S, S) for S in FIRST} | {"(128,16)": percent(128)}, spread=in_order)
