@@ -1,69 +1,17 @@
-"""The gated scan is its loop; both curricula show what they say; tables read the right numbers."""
+"""Both curricula and the paper's recipe show what they say; tables read the right numbers."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import train
 from conftest import session, typed_lines
 
 from data import Group, ReplTask, generator
 from experiments import baselines, records
 from models import LinRNN
 from train import Config, Progress
-
-
-# --- The models -----------------------------------------------------------------------------------
-
-def gated_loop(q, k, v, beta, alpha, state):
-    """S <- alpha S, then R Householder steps, then the read S^T q; explicit matrices."""
-    out = []
-    for t in range(q.shape[-2]):
-        state = alpha[..., t, None, None] * state
-        for r in range(k.shape[-2]):
-            k_K1 = k[..., t, r, :, None]
-            step = torch.eye(k.shape[-1]) - beta[..., t, r, None, None] * k_K1 @ k_K1.mT
-            write = beta[..., t, r, None, None] * k_K1 @ v[..., t, r, None, :]
-            state = step @ state + write
-        out.append((state.mT @ q[..., t, :, None])[..., 0])
-    return torch.stack(out, -2), state
-
-
-def test_the_gated_scan_is_the_loop_in_values_and_gradients():
-    """S_t = alpha_t (I - beta k k^T) S_{t-1} + beta k v^T; T = 37 is not a multiple of a piece."""
-    q, k, v, beta, alpha, state = [x.double() for x in (
-        torch.randn(3, 37, 5), F.normalize(torch.randn(3, 37, 2, 5), dim=-1),
-        torch.randn(3, 37, 2, 7), 2 * torch.rand(3, 37, 2), (1 + torch.rand(3, 37)) / 2,
-        torch.randn(3, 5, 7))]
-    inputs = [x.requires_grad_() for x in (q, k, v, beta, alpha, state)]
-    found = []
-    for scan in (baselines.gated_product, gated_loop):
-        out, state = scan(*inputs)
-        gradients = torch.autograd.grad(out.sin().sum() + state.cos().sum(), inputs)
-        found.append([out, state, *gradients])
-    for ours, exact in zip(*found):
-        assert (ours - exact).abs().max() < 1e-10
-
-
-@pytest.mark.parametrize("name", ["gated", "gated-beta1"])
-def test_a_gated_model_reads_a_text_whole_and_in_pieces(name):
-    """These pieces end where none of its own pieces does."""
-    model = baselines.MODELS[name](11).double()
-    tokens = torch.randint(11, (2, 75))
-    state = None
-    logits = []
-    for piece in tokens.tensor_split([1, 3, 40], 1):
-        out, state = model.stream(piece, state)
-        logits.append(out)
-    assert (torch.cat(logits, 1) - model(tokens)).abs().max() < 1e-10
-
-
-def test_the_state_of_a_model_is_what_its_mixers_carry():
-    """Heads of K x V numbers; a hidden vector and a cell; keys and values of each layer."""
-    for name, expected in [("linrnn", f"{4 * 16 * 16:,}"), ("gated", f"{4 * 16 * 16:,}"),
-                           ("lstm", f"{2 * 60}"), ("transformer-4", f"{4 * 2 * 56} per token")]:
-        assert baselines.state_of({"model": name}) == expected
 
 
 # --- The same tokens ------------------------------------------------------------------------------
@@ -84,7 +32,7 @@ def test_each_stage_shows_equally_many_commands_and_easy_ones_where_each_has_a_r
     rng = generator(0, "train", 0)
     lengths, easy, uniform = [], [], []
     for _ in range(1200):
-        batch = baselines.draw_any_stage(task, 1, rng)
+        batch, _ = baselines.draw_any_stage(task, Config(batch=1), Progress(), rng, 1)
         lines = typed_lines(task.decode(batch.inputs[0]))
         commands = sum(", e = " in line for line in lines)
         lengths.append(commands)
@@ -99,13 +47,10 @@ def test_each_stage_shows_equally_many_commands_and_easy_ones_where_each_has_a_r
     assert abs(swap_fraction(task, uniform) - 10 / 120) < 0.015
 
 
-def test_the_learning_rate_decays_to_zero_over_the_tokens_and_the_last_tenth_is_averaged(
-        monkeypatch):
-    """Two steps of warm-up. Each step reads as many tokens here, so 20 steps end the budget."""
+def test_learning_rates_decay_to_zero_over_the_tokens_and_the_last_tenth_is_averaged(monkeypatch):
+    """Each step reads as many tokens here, so 20 steps end the budget."""
     task = ReplTask(Group("S5"))
-    batch = task.test_batch(2, 2, 1, generator(0, "train"))
-    monkeypatch.setattr(baselines, "draw_any_stage", lambda *_: batch)
-    model = LinRNN(len(task.vocab), 8, 2)
+    traces = task.test_batch(2, 2, 1, generator(0, "train"))
     scales, seen = [], []
 
     class Watched(torch.optim.SGD):
@@ -114,13 +59,37 @@ def test_the_learning_rate_decays_to_zero_over_the_tokens_and_the_last_tenth_is_
             super().step()
             seen.append(model.unembedding.weight.detach().clone())
 
-    monkeypatch.setattr(baselines, "make_optimizers",
+    class SmallTask(ReplTask):
+        batch_of = staticmethod(lambda texts: traces)
+
+    def new_model(size):
+        nonlocal model
+        model = LinRNN(size, 8, 2)
+        return model
+
+    model = None
+    monkeypatch.setattr(train, "make_optimizers",
                         lambda model, config: [Watched(model.parameters(), lr=1.0)])
-    config = Config(matrix_lr=1.0, warmup=2)
-    average, last = baselines.train_on_all_stages(model, task, config, 20 * batch.inputs.size)
-    expected = [min(1, (t + 1) / 2) * (1 + np.cos(np.pi * t / 20)) / 2 for t in range(20)]
-    assert np.allclose(scales, expected) and last["step"] == 20
-    assert (average.unembedding.weight - torch.stack(seen[18:]).mean(0)).abs().max() < 1e-6
+    monkeypatch.setattr(baselines, "ReplTask", SmallTask)
+    monkeypatch.setitem(baselines.MODELS, "linrnn", new_model)
+    monkeypatch.setattr(baselines, "first_reveals", lambda average, task: average)
+    millions = 20 * traces.inputs.size / 1e6
+    row = baselines.run({"model": "linrnn", "millions": millions, "seed": 0}, None)
+    expected = [(t + 1) / 50 * (1 + np.cos(np.pi * t / 20)) / 2 for t in range(20)]
+    assert np.allclose(scales, expected) and row["steps"] == 20
+    mean = torch.stack(seen[18:]).mean(0)
+    assert (row["results"].unembedding.weight - mean).abs().max() < 1e-6
+
+
+def test_the_paper_has_15000_traces_a_stage_and_a_learning_rate_that_ends_at_a_fifth():
+    """Appendix A.1: batches of 36, a peak after 5% of the steps."""
+    assert [(L, S) for L, S, _ in baselines.PAPER_STAGES] == [(8, 1), (16, 2), (32, 4), (64, 8)]
+    assert all(0 <= 36 * steps - 15_000 < 36 for _, _, steps in baselines.PAPER_STAGES)
+    config = Config(curriculum=baselines.PAPER_STAGES)
+    scales = [baselines.paper_lr_scale(config, Progress(step=step)) for step in range(4 * 417)]
+    assert scales[:84] == pytest.approx([*(np.arange(1, 84) / 83), 1])
+    assert scales[83 + (1668 - 83) // 2] == pytest.approx(0.6, abs=1e-3)
+    assert scales[-1] == pytest.approx(0.2, abs=1e-3)
 
 
 # --- The swap curriculum --------------------------------------------------------------------------
@@ -214,8 +183,7 @@ def test_the_first_reveal_has_none_before_it_and_the_title_counts_the_seeds():
     correct = [baselines.first_reveal(row, 16)
                for row in records("baselines", model="linrnn", millions=15)]
     assert f"({correct.count(100)} of {len(correct)} seeds" in baselines.picture().get_suptitle()
-    others = [row for row in records("baselines", millions=15)
-              if row["model"] not in ("linrnn", "gated")]
+    others = [row for row in records("baselines", millions=15) if row["model"] != "linrnn"]
     limit = 20 + 4 * (0.2 * 0.8 / 768)**0.5 * 100
     assert max(baselines.first_reveal(row, 16) for row in others) < limit
 
