@@ -1,18 +1,21 @@
 """What happens to a belief that is never divided?  It underflows, unless its scale is restored.
 
 Bayes' rule (beliefs.py) divides at each reveal, which a linear recurrence cannot do. Without the
-division the belief is linear, and exact until it underflows, after 149 halvings in float32. A scan
-that divides now and then is just as parallel, and survives 100,000 steps.
+division the belief is linear, and exact until it underflows, after 149 halvings in float32. The
+paper's n x n *marginals*, P(variable i has value j), are a smaller representation. They underflow
+if all reveals show one variable, and are stable if the variables are revealed in turn.
 
-The paper's n x n *marginals*, P(variable i has value j), are a smaller representation. They
-underflow if all reveals show one variable, and are stable if the variables are revealed in turn.
-But marginals lose information even in exact arithmetic. The test is 64 commands of S5, with a
-reveal after every 4th. There marginals are 0.28 nats from the filter; a uniform guess of the value
-is 1.03 nats from it.
+So far we agree with the paper. It adds that rescaling breaks the linearity, and concludes that a
+stable belief "appears infeasible" for linear RNNs. But what linearity is good for is a parallel
+scan, and a scan of pairs (matrix, log-scale) is just as parallel. It survives 100,000 steps, at K
+times the work of the recurrence, for K states. Marginals have another fault, which the paper does
+not measure: they lose information even in exact arithmetic. On 64 commands of S5, with a reveal
+after every 4th, they are 0.28 nats from the filter; a uniform guess is 1.03 nats from it.
 
     python -m experiments.underflow        5 seconds; trains nothing
 
-Source: Siems et al. 2026 (arXiv 2602.14814), section 5.3, figures 9 and 10, and appendix B.1.
+Source: Siems et al. 2026 (arXiv 2602.14814), section 5.3, figures 9 and 10, and appendix B.1. The
+rescaled scan is ours.
 Next: adversary.py.
 """
 
@@ -24,6 +27,7 @@ import torch
 from data import Group, generator, run_cli
 from experiments import chapter, table
 from experiments.beliefs import LENGTHS, CoinTask, kl_from
+from experiments.groups import compose, index
 
 # --- 1. Two linear representations ----------------------------------------------------------------
 #
@@ -43,12 +47,10 @@ from experiments.beliefs import LENGTHS, CoinTask, kl_from
 # with beta = 2p. (3) is not: it also erases a column, which a step from the left cannot do. After
 # (3) rows and columns no longer sum to 1. The decoder repairs that, outside the recurrence.
 #
-# Two more uncertain commands (appendix B.1). If a command is AMBIGUOUS, a swap of a with b or of a
-# with c, equally likely, its mean has the eigenvalues 1, 1/2 and -1/2. So it takes two steps: one
-# of beta = 1/2 along (0, 1, -1), and one of beta = 3/2 along (2, -1, -1). Steps with beta <= 1 do
-# not give it, since its determinant is negative. A NOISY IDENTITY does nothing nine times out of
-# ten, and otherwise draws a uniformly random permutation. It is a step of beta = 0.1 along each of
-# n - 1 directions orthogonal to (1, ..., 1), so 0.9^t of what was known is left after t of them.
+# Two writes into h would restore its scale, and both forget. A FULL REVEAL says the whole state c,
+# h <- 0 h + c; if some come often enough, (1) is stable. The GATED RESET of appendix B.1 writes a
+# uniform belief instead. (B.1 also says that a noisy identity, p = 0.9, lets the norm decay. What
+# decays is the distance from uniform: the entries of h still sum to 1.)
 
 def marginal_predictions(choices):
     """The prediction of marginals at each reveal, decoded by sinkhorn: [B, L/S, n], float64."""
@@ -142,6 +144,13 @@ def show():
     rows = [dict(zip(heads, [str(dtype).removeprefix("torch."), *underflow(dtype)]))
             for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)]
     table("The reveal after which a number that each reveal halves is 0", rows, heads, {})
+    least = least_mass(10_000, 16, torch.float16)
+    print(f"\nFigure 9 in float16, with every 16th reveal a full one: |h| is never below {least:.0e}")
+
+    names = ["".join(str(i + 1) for i in g) for g in S3.elements]
+    rows = [{"after": step} | dict(zip(names, h.tolist())) for step, h in joint_example()]
+    table("Appendix B.1, h: swap 1 with 2, or 1 with 3, with 1/2 each; then position 1 shows 3",
+          rows, ["after", *names], {})
 
     H = torch.eye(3, dtype=torch.float16)
     least = min((H := in_turn(H, cycle)).diagonal().min().item() for cycle in range(10_000))
@@ -192,6 +201,29 @@ def underflow(dtype):
         H = show_value(flip_coin(H, [0, 2, 1], 0.5), 1, 1)
         marginals += 1
     return joint, marginals
+
+
+def least_mass(reveals, every, dtype):
+    """The least |h|_1 in figure 9, where one reveal in so many shows that the state is 2."""
+    h = full = torch.tensor([0, 1, 0], dtype=dtype)
+    masses = []
+    for t in range(1, reveals + 1):
+        h = full if t % every == 0 else LEAK.to(dtype) @ h
+        masses.append(h.sum().item())
+    return min(masses)
+
+
+S3 = Group("S3")
+
+
+def joint_example():
+    """The joint example of appendix B.1: a name, and h over the elements of S3, after each step."""
+    identity = torch.eye(6)
+    places = [index(S3, compose(S3.elements, swap)) for swap in ([1, 0, 2], [2, 1, 0])]
+    A = sum(identity[place] for place in places) / 2  # each swap is its own inverse
+    Z = torch.diag(torch.from_numpy(S3.elements[:, 0] == 2).float())
+    h = identity[0]
+    return [("the start", h), ("the swap", A @ h), ("the reveal", Z @ A @ h)]
 
 
 def in_turn(H, cycle):

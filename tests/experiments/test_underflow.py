@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from data import Group
 from experiments import underflow
@@ -26,32 +25,25 @@ def test_a_coin_is_a_delta_step_and_a_reveal_settles_a_row_and_a_column():
     assert (underflow.show_value(H, 2, 4) - expected).abs().max() < 1e-12
 
 
-def steps_along(keys, beta, H):
-    """The state after a delta step of that beta along each of these keys, which writes nothing."""
-    k = F.normalize(torch.tensor(keys).double(), dim=-1)
-    _, state = delta_rule_recurrent(k, k, torch.zeros(len(k), H.shape[1]).double(), beta, H)
-    return state
+def test_the_papers_joint_example():
+    """Appendix B.1, from the matrices that it prints. It numbers the orders 123, 213, 321, 132,
+    231, 312, and the printed A swaps values, not positions; from 123 both end alike."""
+    A = torch.tensor([[0, 1, 1, 0, 0, 0], [1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 1],
+                      [0, 0, 0, 0, 1, 1], [0, 1, 0, 1, 0, 0], [0, 0, 1, 1, 0, 0]]) / 2
+    Z = torch.diag(torch.tensor([0.0, 0, 1, 0, 0, 1]))
+    h = torch.tensor([1.0, 0, 0, 0, 0, 0])
+    orders = ["123", "213", "321", "132", "231", "312"]
+    lexicographic = [orders.index(order) for order in sorted(orders)]
+    found = torch.stack([h for _, h in underflow.joint_example()])
+    assert torch.equal(found, torch.stack([h, A @ h, Z @ A @ h])[:, lexicographic])
 
 
-def test_an_ambiguous_command_is_two_delta_steps_and_needs_a_beta_above_one():
-    """Half of the time a swaps with b, half with c. A product of steps with beta <= 1 has no
-    negative determinant."""
-    H = torch.rand(3, 3, dtype=torch.float64)
-    mean = (H[[1, 0, 2]] + H[[2, 1, 0]]) / 2
-    steps = steps_along([[0, 1, -1], [2, -1, -1]], torch.tensor([0.5, 1.5]), H)
-    assert (mean - steps).abs().max() < 1e-12
-    assert torch.linalg.det(mean @ H.inverse()).item() == pytest.approx(-0.25)
-
-
-def test_a_noisy_identity_is_a_small_step_along_each_direction_and_what_is_known_fades():
-    """Nine times out of ten nothing, and otherwise a uniformly random permutation."""
-    H = torch.eye(3, dtype=torch.float64)
-    for _ in range(100):
-        mean = torch.stack([H[list(g)] for g in Group("S3").elements]).mean(0)
-        steps = steps_along([[1, -1, 0], [1, 1, -2]], torch.full((2,), 0.1, dtype=H.dtype), H)
-        H = 0.9 * H + 0.1 * mean
-        assert (H - steps).abs().max() < 1e-12
-    assert (H - 1 / 3).abs().max().item() == pytest.approx(2 / 3 * 0.9**100)
+def test_full_reveals_keep_the_mass_of_figure_9_above_zero():
+    """14 halvings between two of them, for the first reveal after one is certain. Without them
+    float16 is at 0 after 25."""
+    assert underflow.least_mass(200, 16, torch.float16) == 2**-14
+    assert underflow.least_mass(24, 26, torch.float16) > 0
+    assert underflow.least_mass(25, 26, torch.float16) == 0
 
 
 def test_marginals_are_stable_if_both_variables_of_a_coin_are_revealed_in_turn():
