@@ -145,7 +145,7 @@ def show():
             for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)]
     table("The reveal after which a number that each reveal halves is 0", rows, heads, {})
     least = least_mass(10_000, 16, torch.float16)
-    print(f"\nFigure 9 in float16, with every 16th reveal a full one: |h| is never below {least:.0e}")
+    print(f"\nFigure 9 in float16, every 16th reveal is a full one: |h| is never below {least:.0e}")
 
     names = ["".join(str(i + 1) for i in g) for g in S3.elements]
     rows = [{"after": step} | dict(zip(names, h.tolist())) for step, h in joint_example()]
