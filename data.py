@@ -20,7 +20,7 @@ Symbols
     B  batch: number of traces         S  spacing: commands per reveal (it divides L)
     (128,16) is short for L = 128, S = 16. In scan.py, S is the state and L a triangle.
 
-Source: Siems et al. 2026 (arXiv 2602.14814), section 3. Run it first: python data.py
+Source: Siems et al. 2026 (arXiv 2602.14814 v3), section 4, figure 2. Run it first: python data.py
 Next: scan.py, a linear recurrence that can execute such a trace.
 """
 
