@@ -22,10 +22,10 @@ Sources
     [3] Grazzi, Siems, Zela, Franke, Hutter, Pontil 2025, arXiv 2411.12537: eigenvalue -1.
     [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: DeltaProduct.
 
-Does NOT include: GPU kernels, hidden scales or normalisations, decay gates. A gate a_t in (0, 1], as
-in Gated DeltaNet (arXiv 2412.06464), would multiply I - beta k k^T. To add one, let A_t = a_1 ...
-a_t, scan v_t / A_t in place of v_t, and multiply the outputs and the state by A_t. Start A_t anew
-every 32 tokens or so, or it underflows.
+Does NOT include: GPU kernels, hidden scales or normalisations, decay gates. A gate a_t in (0, 1],
+as in Gated DeltaNet (arXiv 2412.06464), would multiply I - beta k k^T. To add one, let A_t be a_1
+a_2 ... a_t, scan v_t / A_t in place of v_t, and multiply the outputs and the state by A_t. Start
+A_t anew every 32 tokens or so, or it underflows.
 Run it first: python scan.py. For a first reading, sections 1 to 4 are enough.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """

@@ -49,6 +49,7 @@ def make_lexer(name, letters, width, seed):
         return list, letters
     if name == "pairs":
         return partial(re.findall, "..?"), [*map("".join, product(letters, repeat=2))]
+    # A stream of its own: the batches have the purposes 0 to 2 of data.py.
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(3,)))
     merges = learn_merges(rng.choice(letters, (2000, width), p=np.full(n, 1 / n)), n**2 - n)
     return partial(split, merges=merges), [*letters, *map("".join, merges)]
@@ -207,9 +208,9 @@ def traces_before(stage):
 
 def show():
     rows = [row for setting in SETTINGS for row in records("strings", **setting)]
-    table("Thousands of traces before each stage, min-max over three seeds; whole values correct in\n"
-          "%, at the first reveal after so many commands (chance is 1.2); values whose tokens all\n"
-          "spell the right letters, after 4 commands", rows, ["lexer", "reveal"],
+    table("Thousands of traces before each stage, min-max over three seeds; whole values correct\n"
+          "in %, at the first reveal after so many commands (chance is 1.2); values whose tokens\n"
+          "all spell the right letters, after 4 commands", rows, ["lexer", "reveal"],
           {f"({L},{S})": traces_before(stage) for stage, (L, S) in enumerate(CURRICULUM) if stage}
           | {str(S): percent(S, S) for S in FIRST} | {"(128,16)": percent(128)}
           | {"spelled": percent(4, 4, "spelled")})

@@ -144,24 +144,6 @@ def test_one_batch_in_five_shows_an_earlier_stage_and_does_not_count_for_passing
     assert all(abs(x - y) <= 4 * y**0.5 for x, y in zip(shown, expected))
 
 
-def test_three_full_commands_in_ten_are_products_of_a_few_swaps():
-    """A swap is one in twelve of the uniform commands and about one in three of the others."""
-    for sparse, expected in [(0, 1 / 12), (0.3, 0.7 / 12 + 0.3 / 3), (1, 1 / 3)]:
-        batch, _ = draw_swaps(9, generator(0, "train", 0), batch=60, earlier=0, sparse=sparse)
-        assert abs(swap_fraction(MIXED, batch.inputs) - expected) < 0.035
-
-
-def test_a_run_stops_when_one_stage_or_all_of_them_have_taken_too_many_tokens():
-    million = 10**6
-    last = len(baselines.SWAP_STAGES) - 1
-    for stage, left, tokens, expected in [
-            (0, [], 44 * million, False), (0, [], 45 * million, True),
-            (2, [1, 30 * million], 74 * million, False), (2, [1, 30 * million], 75 * million, True),
-            (last, [90 * million], 140 * million, False), (last, [1], 160 * million, True)]:
-        now = Progress(stage=stage, stage_ends=left, tokens=tokens)
-        assert baselines.out_of_tokens(None, None, now) == expected
-
-
 def test_learning_rates_fall_after_the_short_stages_and_decay_to_zero_on_the_last():
     config = Config(curriculum=[(L, S) for L, S, _ in baselines.SWAP_STAGES], final_steps=300)
     scale = partial(baselines.decaying_late, late=0.4)
@@ -175,17 +157,15 @@ def test_learning_rates_fall_after_the_short_stages_and_decay_to_zero_on_the_las
 
 # --- The tables and the pictures ------------------------------------------------------------------
 
-def test_the_first_reveal_has_none_before_it_and_the_title_counts_the_seeds():
+def test_the_first_reveal_has_none_before_it_and_the_title_tells_the_truth():
     row = {"results": [{"length": 16, "spacing": 2, "by_position": [0.5, 0.25]},
                        {"length": 32, "spacing": 4, "by_position": [0.126, 1.0]}]}
     assert [baselines.first_reveal(row, S) for S in (2, 4)] == [50, 13]
 
-    correct = [baselines.first_reveal(row, 16)
-               for row in records("baselines", model="linrnn", millions=15)]
-    assert f"({correct.count(100)} of {len(correct)} seeds" in baselines.picture().get_suptitle()
-    others = [row for row in records("baselines", millions=15) if row["model"] != "linrnn"]
     limit = 20 + 4 * (0.2 * 0.8 / 768)**0.5 * 100
-    assert max(baselines.first_reveal(row, 16) for row in others) < limit
+    for row in records("baselines", millions=15):
+        found = baselines.first_reveal(row, 16)
+        assert found == 100 if row["model"] == "linrnn" else found < limit
 
 
 def test_tables_say_which_stage_was_passed_and_when():
