@@ -17,7 +17,7 @@ beta <= 1 three seeds are still at chance after 16 commands, from 77 to 102 mill
     python -m experiments.baselines --run    first makes what is missing; 1 to 80 minutes a run
 
 Source: Siems et al. 2026 (arXiv 2602.14814), section 4.1. It trains DeltaNet[-1,1] (beta <= 2),
-DeltaNet[0,1] (beta <= 1) and a Transformer, each of 265 million parameters, and tests them at
+DeltaNet[0,1] (beta <= 1) and a Transformer, of some 265 million parameters each, and tests them at
 (128,16) (figure 4). The LSTM, the swap curriculum and the test by first reveals are ours.
 Next: inside.py.
 """

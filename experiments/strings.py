@@ -6,9 +6,9 @@
     >>> print(s)                     the reveal: all of it
     caab                             letters c|a|a|b, pairs ca|ab, merges (BPE) c|aa|b
 
-Code world models fail most often on strings, and the source blames their subword tokens. It varies
-no lexer, and we test no pretrained model. Here one small DeltaNet reads the same strings, cut by
-four lexers.
+Most values that code world models get wrong are strings, and the source blames subword tokens. It
+varies no lexer, and we test no pretrained model. Here one small DeltaNet reads the same strings,
+cut by four lexers.
 
 Finding. Cut into letters, a string is learned from about as few traces as a list of letters. Pairs
 of letters take two to three times as many traces, and byte-pair encoding (BPE) three to four times.
