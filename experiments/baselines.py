@@ -35,10 +35,10 @@ import torch
 from torch import nn
 
 from data import Group, ReplTask, draw_commands, generator, run_cli
-from experiments import (COST, Study, at, chapter, decaying, evaluate_all, grid, min_max, percent,
-                         records, summary, table)
+from experiments import (ALL_STAGES, COST, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
+                         min_max, percent, records, summary, table)
 from experiments.groups import draw_sparse_commands
-from experiments.plots import COLOURS, NAMES, canvas, draw_lines, ticks_at
+from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
 from models import LSTM, DeltaBlock, LanguageModel, LinRNN, Transformer
 from scan import delta_product
 from train import Config, loss, make_optimizers, to_tensors, train
@@ -152,12 +152,9 @@ def draw_any_stage(task, batch, rng):
     return task.batch_of(map(task.trace, commands.tolist(), asked.tolist()))
 
 
-# Learning rates of the matrices and of all other parameters: the best of a grid (lab book). The
-# matrices are trained by Muon unless another optimiser is named. The gated models have the learning
-# rates of DeltaNet.
-LEARNING_RATES = dict.fromkeys(MODELS, {"matrix_lr": 0.005, "lr": 0.001}) | {
-    "transformer": {"matrix_lr": 0.01, "lr": 0.002},
-    "lstm": {"matrix_lr": 0.004, "lr": 0.004, "optimizer": "adamw"}}
+# The gated models have the learning rates of DeltaNet.
+LEARNING_RATES = ALL_STAGES | {"gated": ALL_STAGES["linrnn"],
+                               "gated-beta1": ALL_STAGES["linrnn-beta1"]}
 
 FIVE, THREE = range(70, 75), range(70, 73)
 SETTINGS = [

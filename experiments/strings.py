@@ -69,8 +69,8 @@ def make_lexer(name, letters, width, seed):
         longest_first = sorted(tokens, key=len, reverse=True)
         return re.compile("|".join([*longest_first, "."])).findall, tokens
 
-    # Merges are learned from 2,000 values, drawn from a random stream that nothing else uses.
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(3,)))
+    # Merges are learned from 2,000 values.
+    rng = generator(seed, "split")
     shares = 1 / np.arange(1, n + 1) if name == "bpe-skewed" else np.ones(n)
     words = rng.choice(letters, (2000, width), p=shares / shares.sum())
     merges = learn_merges(words, n**(3 if name == "bpe+" else 2) - n)
