@@ -26,7 +26,6 @@ Next: snap.py.
 """
 
 import copy
-import sys
 from dataclasses import asdict
 from functools import partial
 
@@ -36,49 +35,13 @@ import torch.nn.functional as F
 
 from data import draw_commands, generator, run_cli
 from eval import evaluate, make, predict
-from experiments import (Study, by_test, chapter, grid, in_order, load, read, records, summary,
-                         table, where, without)
+from experiments import (Study, by_test, chapter, grid, in_order, records, summary, table, where,
+                         without)
 from experiments.groups import alphabet, run_commands
 from experiments.inside import Untracked, fit_image, read_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw_lines, ticks_at
+from experiments.reading import follow, is_right, read
 from train import Config, train
-
-# --- 1. Reading a trace, command by command -------------------------------------------------------
-
-def follow(model, task, commands, asked=None):
-    """Let a model read traces: yields the state of its stream after each command.
-
-    Shapes: commands [B, L, n].  asked [B, L]: variables, one to reveal after each command.
-    """
-    perms = run_commands(commands)
-    _, state = read(model, task, [task.start_lines()] * len(commands))
-    for t in range(commands.shape[1]):
-        texts = [task.command_line(g) for g in commands[:, t].tolist()]
-        if asked is not None:
-            texts = [text + task.reveal_lines(i, perm[i])
-                     for text, i, perm in zip(texts, asked[:, t], perms[:, t])]
-        _, state = read(model, task, texts, state)
-        yield state
-
-
-def is_right(model, task, state, perms):
-    """Whether a model answers correctly for each variable: perms [B, n] -> bool [B, n].
-
-    Every question branches off the same state of model.stream, so no answer informs another.
-    """
-    answers = []
-    for variable in range(len(task.names)):
-        question = task.reveal_lines(variable, 0).removesuffix(f"{task.values[0]}\n")
-        logits, _ = read(model, task, [question] * len(perms), state)
-        answers.append(logits[:, -1].argmax(-1).numpy())
-    ids = np.array([task.ids[value] for value in task.values])
-    return np.stack(answers, 1) == ids[perms]
-
-
-def is_whole(model, task, state, perms):
-    """Whether a model answers correctly for all variables: bool [B]."""
-    return is_right(model, task, state, perms).all(1)
-
 
 # --- 2. Programs that loop ------------------------------------------------------------------------
 
@@ -110,7 +73,7 @@ def misread_repeats(model, task, within=32):
     commands = loops_of(task)["repeated"].repeat(within, 1)
     perms = np.moveaxis(run_commands(commands), 1, 0)
     states = follow(model, task, commands)
-    wrong = [~is_whole(model, task, state, perm) for state, perm in zip(states, perms)]
+    wrong = [~is_right(model, task, state, perm).all(1) for state, perm in zip(states, perms)]
     return int(np.any(wrong, 0).sum())
 
 
@@ -125,7 +88,7 @@ def whole_states(model, task, reveals, seed=0, length=256, traces=96):
     commands = draw_commands(task.group, task.commands, (traces, length), rng)
     asked = rng.integers(task.group.degree, size=(traces, length))
     *_, state = follow(model, task, commands, asked if reveals else None)
-    return is_whole(model, task, state, run_commands(commands)[:, -1]).mean()
+    return is_right(model, task, state, run_commands(commands)[:, -1]).all(1).mean()
 
 
 def believed(model, task, seed=0, length=32, traces=96):
@@ -360,12 +323,14 @@ def picture():
     return figure
 
 
+def show_run(task, model):
+    """The same tables for your own run."""
+    show([{"recipe": "your run", **measure(model, task), "law": law(model, task)}],
+         task.group.degree)
+
+
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0].startswith("-"):
-        return chapter(__doc__, show, STUDIES, argv)
-    task, model = load(argv[0])
-    show([{"recipe": argv[0], **measure(model, task), "law": law(model, task)}], task.group.degree)
+    chapter(__doc__, show, STUDIES, argv, show_run)
 
 
 if __name__ == "__main__":
