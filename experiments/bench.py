@@ -12,8 +12,6 @@ small batch, where most of its time is overhead.
 
     python -m experiments.bench                                                the table
     python -c "from experiments.bench import measure; print(measure(4, 1024, 'cuda'))"
-
-Next: processes.py.
 """
 
 import statistics

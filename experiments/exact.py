@@ -22,7 +22,7 @@ The price: the rounded model ignores reveals, so it cannot join a session late.
     python -m experiments.exact DIR      round your own run, train the rest, and prove it
 
 Source: ours.
-Next: words.py.
+Next: copies.py.
 """
 
 import copy

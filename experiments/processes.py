@@ -10,7 +10,6 @@ DistributedDataParallel does the same in larger pieces.)
     python -m torch.distributed.run --nproc-per-node 2 -m experiments.processes --group S5
 
 The options are those of train.py. It writes no folder, and a run cannot be resumed.
-Next: analysis.ipynb.
 """
 
 import os

@@ -22,7 +22,7 @@ are wrong, and more of them with depth, as in the paper. We tested no pretrained
     python -m experiments.strings [--run]      # with --run: 40 minutes of CPU time
 
 Source: "Debugging code world models" (arXiv 2602.07672).
-Next: bench.py.
+Next: unseen.py.
 """
 
 import re
