@@ -270,7 +270,7 @@ def draw_commands(group, commands, shape, rng):
     return rng.choice(group.transpositions, size=shape)
 
 
-PURPOSES = {"train": 0, "valid": 1, "test": 2}
+PURPOSES = {"train": 0, "valid": 1, "test": 2, "split": 3}  # split: of commands, of a corpus
 
 
 def generator(seed, purpose, *key):

@@ -28,8 +28,8 @@ from functools import partial
 import numpy as np
 
 from data import Group, ReplTask, draw_commands, run_cli
-from experiments import (COST, NAMES, Study, at, chapter, decaying, evaluate_all, grid, percent,
-                         records, summary, table)
+from experiments import (ALL_STAGES, COST, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
+                         percent, records, summary, table)
 from experiments.groups import draw_sparse_commands
 from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
 from models import LSTM, LinRNN, Transformer
@@ -41,12 +41,6 @@ MODELS = {
     "transformer": Transformer,
     "transformer-4": partial(Transformer, layers=4),
     "lstm": LSTM}
-
-# Learning rates of the matrices and of all other parameters: the best of a grid (lab book). The
-# matrices are trained by Muon unless another optimiser is named.
-LEARNING_RATES = dict.fromkeys(MODELS, {"matrix_lr": 0.005, "lr": 0.001}) | {
-    "transformer": {"matrix_lr": 0.01, "lr": 0.002},
-    "lstm": {"matrix_lr": 0.004, "lr": 0.004, "optimizer": "adamw"}}
 
 FIVE, THREE = range(70, 75), range(70, 73)
 
@@ -73,7 +67,7 @@ def run(setting, folder):
     budget = 1e6 * setting["millions"]
     task = ReplTask(Group("S5"))
     config = Config(curriculum=[(2, 1), (64, 8)], pass_accuracy=0.0, pass_patience=1,
-                    final_steps=10**9, seed=setting["seed"], **LEARNING_RATES[setting["model"]])
+                    final_steps=10**9, seed=setting["seed"], **ALL_STAGES[setting["model"]])
     model = MODELS[setting["model"]](len(task.vocab))
     model, log = train(model, task, config, folder, resume=True,
                        draw=partial(draw_any_stage, budget=budget),
@@ -210,7 +204,7 @@ SWAP_SETTINGS = grid(model=["linrnn", "linrnn-beta1", "lstm"], seed=range(230, 2
 
 def run_swaps(setting, folder):
     name = setting["model"]
-    rates, scale = LEARNING_RATES[name], decaying_late
+    rates, scale = ALL_STAGES[name], decaying_late
     if name == "lstm":  # with these learning rates it was first seen to learn
         rates = rates | {"matrix_lr": 2.5e-3, "lr": 2.5e-3}
         scale = partial(decaying_late, late=0.4)
@@ -241,7 +235,7 @@ def run_spacings(setting, folder):
     """Eight commands of S3 from the first step on, and 100 more steps once they are passed."""
     stage = (8, setting["spacing"])
     config = Config(curriculum=[stage, stage], final_steps=100, dense_fraction=0.0,
-                    seed=setting["seed"], **LEARNING_RATES[setting["model"]])
+                    seed=setting["seed"], **ALL_STAGES[setting["model"]])
     task = ReplTask(Group("S3"), setting["commands"], repeat_fraction=0.0)
     model = MODELS[setting["model"]](len(task.vocab))
     model, log = train(model, task, config, folder, resume=True,

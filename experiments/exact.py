@@ -22,11 +22,10 @@ The price: the rounded model ignores reveals, so it cannot join a session late.
     python -m experiments.exact DIR      round your own run, train the rest, and prove it
 
 Source: ours.
-Next: words.py.
+Next: copies.py.
 """
 
 import copy
-import sys
 from dataclasses import asdict
 from functools import cache
 from time import process_time
@@ -36,14 +35,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import ReplTask, UserError, draw_commands, generator, make_parser, run_cli, stages
-from eval import evaluate_and_print, make
+from data import ReplTask, UserError, draw_commands, generator, run_cli
+from eval import evaluate_and_print, load, make
 from experiments import (RESULTS, STORED, Study, by_test, chapter, decaying, evaluate_all, grid,
-                         load, read, records, table, where, without)
+                         records, table, where, without)
 from experiments.groups import compose, index, run_commands
 from experiments.inside import fit_image, scan_inputs, tokens_of, tracking_heads
 from experiments.plots import BLUE, SKY, canvas, draw_lines, ticks_at
-from experiments.snap import Snapped, evaluate_stream
+from experiments.reading import evaluate_stream, read
+from experiments.snap import Snapped
 from models import MLP, DeltaBlock, LocalBlock, unit
 from scan import delta_rule_chunked, swap_key
 from train import Config, train
@@ -502,29 +502,19 @@ def picture():
     return figure
 
 
-def prove_and_print(argv):
+def prove_and_print(task, model, lengths, traces):
     """Round a run, train the rest, prove it, and print the table of eval.py."""
-    parser = make_parser(prove_and_print.__doc__)
-    add = parser.add_argument
-    add("run", help="a run folder made by train.py")
-    add("--lengths", type=stages, default=((64, 8), (8192, 1024)), help="(default 64:8,8192:1024)")
-    add("--traces", type=int, default=4, help="fresh traces for each row (default 4)")
-    args = parser.parse_args(argv)
-
-    task, model = load(args.run)
     head, frame, angles = nearest_head(model, task)
     print(f"The keys of head {head} are {angles.median():.0f} degrees (median) from the machine's.")
     model = train_rest(RoundedModel(model, task, head, frame), task)
     print("Proved for every length: {states} states, {transitions:,} transitions, {answers} answers"
           " (by a\nmargin of {margin:.1f} or more).".format(**certify(model)))
-    evaluate_and_print(model, task, args.lengths, args.traces)
+    evaluate_and_print(model, task, lengths, traces)
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if argv and not argv[0].startswith("-"):  # a run
-        return prove_and_print(argv)
-    chapter(__doc__, show, STUDIES, argv)
+    chapter(__doc__, show, STUDIES, argv, prove_and_print,
+            lengths=((64, 8), (8192, 1024)), traces=4)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """Do several processes train as one?  Yes: each takes its share of every batch.
 
 The gradient of a mean over a batch is the mean of the gradients over equal shares of it. So every
-process draws the same traces, keeps its own rows, and averages each gradient with the gradients of
-the other processes as soon as backward() has made it. Then all processes take the same step. After
-ten steps in float64, the parameters of two processes and of one differ by less than 1e-10. (torch's
-DistributedDataParallel does the same in larger pieces.)
+process draws the same traces, keeps its own rows, and averages each gradient with those of the
+other processes as soon as backward() has made it. Then all take the same step. After ten steps in
+float64, the parameters of two processes and of one differ by less than 1e-10.
 
     python -m experiments.processes                  minutes with one and two processes
     python -m torch.distributed.run --nproc-per-node 2 -m experiments.processes --group S5
 
 The options are those of train.py. It writes no folder, and a run cannot be resumed.
-Next: analysis.ipynb.
 """
 
 import os
@@ -54,9 +52,9 @@ def train_share(config):
 
 
 def show():
-    columns = ["default, quiet", "default, busy", "S26, quiet", "S26, busy"]
     table("Minutes of the same steps on two cores, quiet or busy with two more programs",
-          records("processes"), ["processes", "threads"], {x: itemgetter(x) for x in columns}, 2)
+          records("processes"), ["processes", "threads"],
+          {"quiet": itemgetter("default, quiet"), "busy": itemgetter("default, busy")}, 2)
 
 
 def main(argv=None):

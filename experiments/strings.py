@@ -20,7 +20,7 @@ hard is to write such tokens. A model that reads BPE and writes letters, by prin
     python -m experiments.strings [--run]      # with --run: 15 minutes of CPU time
 
 Source: Rahmani 2026, "Debugging code world models" (arXiv 2602.07672).
-Next: bench.py.
+Next: unseen.py.
 """
 
 import re
@@ -49,8 +49,7 @@ def make_lexer(name, letters, width, seed):
         return list, letters
     if name == "pairs":
         return partial(re.findall, "..?"), [*map("".join, product(letters, repeat=2))]
-    # A stream of its own: the batches have the purposes 0 to 2 of data.py.
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(3,)))
+    rng = generator(seed, "split")
     merges = learn_merges(rng.choice(letters, (2000, width), p=np.full(n, 1 / n)), n**2 - n)
     return partial(split, merges=merges), [*letters, *map("".join, merges)]
 

@@ -11,8 +11,8 @@ from machine import SwapMachine
 
 from data import Group, ReplTask, generator
 from experiments import drift
-from experiments.drift import (believed, draw_batch, errors, follow, join_late, loops_of,
-                               misread_repeats, right_after, whole_states)
+from experiments.drift import (believed, draw_batch, errors, join_late, loops_of, right_after,
+                               whole_states)
 from experiments.inside import LinearImage, collect_states
 from train import Config, Progress
 
@@ -36,25 +36,6 @@ class Forgetful(SwapMachine):
 
 
 # --- Loops ----------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("reveals", [False, True])
-def test_a_model_reads_the_trace_of_these_commands_and_reveals(reveals):
-    """To the letter, and it stops after each command and its reveal."""
-    task = ReplTask(Group("S4"))
-    commands = task.group.draw((3, 6), generator(0, "test"))
-    asked = generator(1, "test").integers(4, size=(3, 6))
-
-    class Listener(torch.nn.Module):
-        def stream(self, tokens, state=None):
-            return None, [before + task.decode(row) for before, row in
-                          zip(state or [""] * len(tokens), tokens.tolist())]
-
-    texts = [*follow(Listener(), task, commands, asked if reveals else None)]
-    traces = map(task.trace, commands.tolist(), asked.tolist())
-    assert texts[-1] == [text if reveals else re.sub(r".*print.*\n.*\n", "", text)
-                         for text in traces]
-    assert [text[0].count(" = ") for text in texts] == [*range(4 + 1, 4 + 7)]
-
 
 def test_loops_are_commands_of_the_group_and_an_inverse_undoes():
     for task in (ReplTask(Group("S5")), ReplTask(Group("S5"), "swap"), ReplTask(Group("Z7"))):
@@ -89,14 +70,6 @@ def test_the_values_of_a_loop_are_counted_one_by_one():
     assert [right_after(machine, machine.task, swap, length) for length in (5, 4)] == [1 / 3, 1]
 
 
-def test_a_repeated_command_is_misread_if_one_variable_once_is():
-    """A machine that moves nothing is right about the identity alone, though six repetitions of any
-    command of S3 are the identity. One that forgets in command 7 is right until then."""
-    for machine, within, count in [(Still("S3"), 6, 5), (SwapMachine("S3"), 9, 0),
-                                   (Forgetful("S3", 7), 6, 0), (Forgetful("S3", 7), 7, 6)]:
-        assert misread_repeats(machine, machine.task, within) == count
-
-
 # --- Reveals --------------------------------------------------------------------------------------
 
 def test_a_state_is_whole_only_if_all_variables_are_read_correctly():
@@ -104,28 +77,13 @@ def test_a_state_is_whole_only_if_all_variables_are_read_correctly():
     about all of them. A reveal after each of eight commands makes 24 lines."""
     for last, reveals, share in [(8, False, 0), (9, False, 1), (24, True, 0), (25, True, 1)]:
         machine = Forgetful("S3", last)
-        assert whole_states(machine, machine.task, reveals, 0, 8, 6) == share
+        assert whole_states(machine, machine.task, reveals, 8, 6) == share
 
 
 def test_a_false_reveal_is_believed_by_a_model_that_writes_it_and_by_no_other():
     for believes in (False, True):
         machine = SwapMachine("S4", believes=believes)
-        assert believed(machine, machine.task, 0, 3, 5) == believes
-
-
-def test_the_ideal_reader_is_the_exact_filter(monkeypatch):
-    """Over all first states of S4 and all series of four questions. A first state stays possible as
-    long as it agrees with the reveals; the reader names the most likely value."""
-    monkeypatch.setattr(drift, "HEARD", 4)
-    elements = Group("S4").elements
-    right = np.zeros(4)
-    for asked in product(range(4), repeat=4):
-        for first in elements:
-            possible = elements
-            for t, variable in enumerate(asked):
-                right[t] += np.bincount(possible[:, variable]).max() / len(possible)
-                possible = possible[possible[:, variable] == first[variable]]
-    assert np.abs(right / (4**4 * 24) - drift.ideal_reader(4)).max() < 1e-10
+        assert believed(machine, machine.task, 3, 5) == believes
 
 
 def test_who_joins_late_guesses_until_reveals_have_told_it_the_values():
@@ -201,11 +159,10 @@ def test_errors_grow_fastest_if_a_command_repeats_and_slowest_if_reveals_are_wri
 
 
 def test_your_own_run_is_measured(small_run, capsys, monkeypatch):
-    """An untrained model misreads nearly all of the six commands of S3. No head of it tracks."""
+    """No head of an untrained model tracks, so it has no law."""
     monkeypatch.setattr(drift, "TESTS", [(4, 2)])
     for slow in ("whole_states", "right_after"):
         monkeypatch.setattr(drift, slow, lambda *_: 0.5)
     drift.main([str(small_run)])
     out = capsys.readouterr().out
-    assert "(4,2)" in out and "ideal reader of S3  33.3" in out
-    assert int(re.search(rf"{small_run}(?: +50.0){{5}} +(\d)", out)[1]) > 3
+    assert "(4,2)" in out and re.search(r"your run(?: +50.0){5}\n", out)

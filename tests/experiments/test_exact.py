@@ -301,7 +301,7 @@ def test_a_state_is_rounded_to_a_number_format_after_every_token():
 def test_the_command_rounds_trains_proves_and_prints(proved, small_run, refused, capsys,
                                                      monkeypatch):
     refused(exact.main, [small_run], "width 2n")
-    monkeypatch.setattr(exact, "load", lambda folder: (proved.task, untrained()))
+    monkeypatch.setattr("experiments.load", lambda folder: (proved.task, untrained()))
     monkeypatch.setattr(exact, "nearest_head", lambda *_: (0, random_frame(12), torch.ones(3)))
     monkeypatch.setattr(exact, "train_rest", lambda model, task: model)
     refused(exact.main, [small_run], "answers are correct")

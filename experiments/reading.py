@@ -1,0 +1,61 @@
+"""What chapters need to read with a model: text by text, command by command, or a long trace."""
+
+import numpy as np
+import torch
+
+from data import generator
+from eval import device_of, score
+from experiments.groups import run_commands
+
+TOKENS_AT_ONCE = 1024  # of each trace, in evaluate_stream
+
+
+@torch.no_grad()
+def read(model, task, texts, state=None):
+    """Let a model read one text per trace, all of equally many tokens.  Returns: logits, state."""
+    tokens = torch.tensor([task.encode(text) for text in texts], device=device_of(model))
+    return model.stream(tokens, state)
+
+
+def follow(model, task, commands, asked=None):
+    """Let a model read traces: yields the state of its stream after each command.
+
+    Shapes: commands [B, L, n].  asked [B, L]: variables, one to reveal after each command.
+    """
+    perms = run_commands(commands)
+    _, state = read(model, task, [task.start_lines()] * len(commands))
+    for t in range(commands.shape[1]):
+        texts = [task.command_line(g) for g in commands[:, t].tolist()]
+        if asked is not None:
+            texts = [text + task.reveal_lines(i, perm[i])
+                     for text, i, perm in zip(texts, asked[:, t], perms[:, t])]
+        _, state = read(model, task, texts, state)
+        yield state
+
+
+def is_right(model, task, state, perms):
+    """Whether a model answers correctly for each variable: perms [B, n] -> bool [B, n].
+
+    Every question branches off the same state of model.stream, so no answer informs another.
+    """
+    answers = []
+    for variable in range(len(task.names)):
+        question = task.reveal_lines(variable, 0).removesuffix(f"{task.values[0]}\n")
+        logits, _ = read(model, task, [question] * len(perms), state)
+        answers.append(logits[:, -1].argmax(-1).numpy())
+    ids = np.array([task.ids[value] for value in task.values])
+    return np.stack(answers, 1) == ids[perms]
+
+
+@torch.no_grad()
+def evaluate_stream(reader, task, length, spacing, traces, seed=0):
+    """A row of eval.py for long traces. All are read side by side, in pieces."""
+    rng = generator(seed, "test", length, spacing)
+    inputs, targets, reveals = task.test_batch(traces, length, spacing, rng)
+    predictions = []
+    state = None
+    for piece in torch.from_numpy(inputs).split(TOKENS_AT_ONCE, 1):
+        logits, state = reader.stream(piece, state)
+        predictions.append(logits.argmax(-1))
+    correct = (torch.cat(predictions, 1).numpy() == targets)[reveals].reshape(traces, -1)
+    return {"length": length, "spacing": spacing, "chance": task.chance} | score(correct)
