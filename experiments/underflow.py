@@ -47,10 +47,11 @@ from experiments.groups import compose, index
 # with beta = 2p. (3) is not: it also erases a column, which a step from the left cannot do. After
 # (3) rows and columns no longer sum to 1. The decoder repairs that, outside the recurrence.
 #
-# Two writes into h would restore its scale, and both forget. A FULL REVEAL says the whole state c,
-# h <- 0 h + c; if some come often enough, (1) is stable. The GATED RESET of appendix B.1 writes a
-# uniform belief instead. (B.1 also says that a noisy identity, p = 0.9, lets the norm decay. What
-# decays is the distance from uniform: the entries of h still sum to 1.)
+# A partial reveal cannot write its lost mass back into h: which entries survive depends on h, and a
+# write depends on the token alone (section 5.2.1). Two other writes can. A FULL REVEAL says the
+# whole state c, h <- 0 h + c; if such reveals come often enough, (1) is stable. The GATED RESET of
+# appendix B.1 writes a uniform belief, and so forgets. (B.1 also says that a noisy identity, p =
+# 0.9, lets the norm decay. What decays is the distance from uniform: the entries still sum to 1.)
 
 def marginal_predictions(choices):
     """The prediction of marginals at each reveal, decoded by sinkhorn: [B, L/S, n], float64."""
