@@ -120,17 +120,17 @@ def certify(model):
     """Prove an Exact model.  Returns: what was tested, as a dict.  Raises: UserError.
 
     Theorem. Let t[x] be the last value that a first line, a literal or a reveal gave to x, moved by
-    the commands since: t[x_i] <- t[y_i]. Before that, x is untold, and nothing is claimed. Let
-    certify accept a model, with the methods of these files and no hooks. In float32 on a CPU, it
-    then predicts t[x] at each reveal of a told x: in any text of first lines, literals, full
-    commands and reveals, in any order, joined late or not, read in any pieces. (If all is told and
-    no reveal lies, t is what Python has.)
+    the commands since, t[x_i] <- t[y_i]: what Python has, unless a reveal lied. (Before that, x is
+    untold, and nothing is claimed.) Let certify accept a model, with the methods of these files and
+    no hooks. In float32 on a CPU, it predicts t[x] at each reveal of a told x: in any text of first
+    lines, literals, full commands and reveals, in any order, joined late or not, in any pieces.
 
     Proof, with (a) to (h) for the tests below. Queries, keys and values are integers; |k|^2 <= 2,
     and <= 1 where something is written (b). So a row of S is 0 or one-hot, up to its sign; no entry
-    of (I + L)^-1 exceeds 2 (scan.py, section 5); no sum in (5) to (9) reaches 2^24. Float32 adds
-    such integers exactly (a), in pieces of any size. A step depends on tokens of its own line only,
-    all of them among the n that are kept (c). So a line makes the same steps in every text.
+    of (I + L)^-1 exceeds 2 (scan.py, section 5), and no sum in (5) to (9) there reaches 2^24.
+    Float32 adds such integers exactly (a), in pieces of any size. By the code of `integers`, a step
+    depends on tokens of its own line only, and the n that are kept are enough (c). So a line makes
+    the same steps in every text.
     Claim: between lines, row x' is e_t[x] for each told x. A literal or a reveal writes this row,
     and leaves the other primed rows (e). In a command, the left-hand names swap all rows x and x'.
     Then the i-th right-hand name y swaps the rows y and x_i' (d). Each name is there once, so no
