@@ -155,7 +155,7 @@ def certify(model):
     commands = [task.command_line([(i + s) % n for i in range(n)]) for s in range(n)]
     left = [[(i, n + i)] * n for i in range(n)]
     right = [[((i + s) % n, n + i) for s in range(n)] for i in range(n)]
-    S, _, after = follow(model, commands)
+    S, _, after = effect(model, commands)
     for swaps, found in zip([[], *left, [], *right, []], after, strict=True):
         for s, (x, y) in enumerate(swaps):
             S[:, s, [x, y]] = S[:, s, [y, x]]
@@ -166,7 +166,7 @@ def certify(model):
     line = torch.arange(n * n)
     row = n + line // n  # x' of each line
     for lines in (literals, reveals):
-        S, reads, after = follow(model, lines)
+        S, reads, after = effect(model, lines)
         told = S[:, line, row]
         S[:, line, row] = torch.eye(n).repeat(n, 1)
         require(torch.equal(after[-1][:, :, n:], S[:, :, n:]),
@@ -186,7 +186,7 @@ def certify(model):
             "margin": margins.min().item()}
 
 
-def follow(model, lines):
+def effect(model, lines):
     """Let the machine read lines from 0 and from both halves of I: they determine S -> A S + W.
 
     Returns: S [3, lines, 2n, n] before the lines; the reads and the S after each token, as lists.
