@@ -224,11 +224,11 @@ SETTINGS = [*grid(group=["S5"], seed=range(320, 325)),
 PATH = RESULTS / "models/exact-S5-seed0.pt"
 
 
-def train_exact(group, seed):
+def train_exact(group, seed, steps=300):
     """Train all but the machine. Two commands a trace are enough, since it needs no training."""
     torch.manual_seed(seed)
     task = ReplTask(Group(group))
-    config = Config(curriculum=((2, 1),), final_steps=300, average=False, seed=seed)
+    config = Config(curriculum=((2, 1),), final_steps=steps, average=False, seed=seed)
     return train(Exact(task), task, config, lr_scale=decaying)[0]
 
 
