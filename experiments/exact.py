@@ -271,11 +271,11 @@ def show():
 def picture():
     """The accuracy of S5 by length: as trained, projected (snap.py), and with integer keys."""
     lengths = [length for length, _ in TESTS]
-    rows = {("integer keys", SKY): records("exact", group="S5"),
-            ("projected", "black"): records("snap", reader="projected"),
-            ("as trained", BLUE): records("snap", reader="alone")}
+    curves = {("integer keys", SKY): records("exact", group="S5"),
+              ("projected", "black"): records("snap", reader="projected"),
+              ("as trained", BLUE): records("snap", reader="alone")}
     found = {name: (lengths, [[percent(length)(row) for length in lengths] for row in rows], colour)
-             for (name, colour), rows in rows.items() if rows}
+             for (name, colour), rows in curves.items() if rows}
     figure, ((axes,),) = canvas("Errors add up; a projection corrects them; integer keys make none")
     axes.set(ylim=(-2, 104), xlabel="commands in a trace", ylabel="accuracy in %")
     draw_lines(axes, found, 20, trained=64)
