@@ -129,15 +129,24 @@ def test_traces_are_read_in_pieces_and_keep_their_order(tokens_at_once, pieces, 
 
 
 def test_the_figure_shows_each_reveal_at_the_commands_read_before_it(monkeypatch):
-    """One curve for each row, a dotted line at the longest training trace, a line at chance."""
+    """One curve for each row, a dotted line at the longest training trace, a line at chance. The
+    commands double along the axis, the title names the run, and the legend is beside the curves."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, _: figures.append(figure))
     rows = [{"length": 8, "spacing": 2, "chance": 0.2, "by_position": [1, 0.9, 0.8, 0.7]},
             {"length": 9, "spacing": 3, "chance": 0.2, "by_position": [0.5, 0.4, 0.3]}]
-    plot(rows, "x.png", trained=16)
+    plot(rows, "x.png", "runs/one", trained=16)
     *curves, chance, trained = [line.get_xydata().tolist() for line in figures[0].axes[0].lines]
     assert curves == [[[2, 1], [4, 0.9], [6, 0.8], [8, 0.7]], [[3, 0.5], [6, 0.4], [9, 0.3]]]
     assert {y for _, y in chance} == {0.2} and {x for x, _ in trained} == {16}
+
+    axes = figures[0].axes[0]
+    figures[0].draw_without_rendering()
+    left, middle, right = axes.transData.transform([[2, 0], [4, 0], [8, 0]])[:, 0]
+    assert abs((right - middle) - (middle - left)) < 1e-6
+    assert axes.get_title() == "runs/one" and axes.get_legend() is None
+    box = figures[0].legends[0].get_window_extent()
+    assert not box.overlaps(axes.bbox) and box.x0 > 0 and box.x1 < figures[0].bbox.x1
 
 
 # --- Reading a run --------------------------------------------------------------------------------
