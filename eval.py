@@ -23,7 +23,6 @@ from data import Group, ReplTask, UserError, generator, make_parser, run_cli, st
 from models import MODELS
 
 LENGTHS = ((64, 8), (128, 1), (128, 16), (256, 32))
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS_AT_ONCE = 2**17  # in one forward pass, over all its traces: it bounds the memory
 
 
@@ -197,7 +196,7 @@ def main(argv=None):
         help="LENGTH:SPACING,... (default 64:8,128:1,128:16,256:32)")
     add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
     add("--seed", type=int, default=0, help="seed of the test traces (default 0)")
-    add("--device", type=device, default=DEVICE, help="cpu, cuda, ...")
+    add("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
     if args.plot and not Path(args.plot).parent.is_dir():
