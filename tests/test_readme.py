@@ -14,8 +14,8 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
 CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the spine alone
 TEACHING = ROOT / "experiments" / "TEACHING.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README + (TEACHING.read_text() if CHAPTERS else ""),
-                    re.DOTALL)
+BLOCKS = [block for page in [README, TEACHING.read_text("utf-8") if CHAPTERS else ""]
+          for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 COMMANDS = re.findall(r"python ((?:-m experiments\.|tests/)?\w+(?:\.py)?\b[^\n`|&#]*)", README)
 OF_THE_SPINE = [command for command in COMMANDS if re.match(r"\w+\.py", command)]
 
@@ -38,6 +38,18 @@ def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, mon
         if script in ("train.py", "eval.py") and "--resume" not in arguments:
             arguments += ["--traces", "2"]
         importlib.import_module(script.removesuffix(".py")).main(arguments)
+
+
+def test_the_block_to_paste_needs_no_chapter_and_its_comments_are_true():
+    """A text in pieces has the logits of the whole, and gradients reach the first piece."""
+    names = {}
+    exec(BLOCKS[0], names)
+    assert "experiments" not in BLOCKS[0] and names["out"].shape == names["v"].shape
+    model, tokens, logits = names["model"], names["tokens"], names["logits"]
+    assert (model(tokens)[:, 60:] - logits).abs().max() < 1e-4
+    logits.square().sum().backward()
+    only_first = list({*tokens[:, :60].flatten().tolist()} - {*tokens[:, 60:].flatten().tolist()})
+    assert model.embedding.weight.grad[only_first].norm(dim=-1).min() > 0
 
 
 @pytest.mark.parametrize("command", sorted({*COMMANDS} - {*OF_THE_SPINE}))
