@@ -50,7 +50,7 @@ honest = [test["nats"][6] for row in records("adversary", model="linrnn", coins=
 
 CLAIMS = [
     f"the same {less['millions']} million tokens",
-    f"From {more['millions']} million of them, one seed",
+    f"Given {more['millions']} million such tokens, one seed",
     f"reaches {first_reveal(more, 8)}% after 8 commands and {first_reveal(more, 16)}% after 16",
     f"from at least {price} times DeltaNet's tokens",
     f"from at most 1/{price} of the tokens",
