@@ -15,7 +15,7 @@ DeltaNet needs 2 to 6. With beta <= 1, three seeds of that curriculum stay at ch
     python -m experiments.baselines [--run]    # --run: 1 to 80 minutes per missing run
 
 Source: Siems et al. 2026 (arXiv 2602.14814), section 4.1. It trains DeltaNet[-1,1] (beta <= 2),
-DeltaNet[0,1] (beta <= 1) and a Transformer, of some 265 million parameters each, and tests them at
+DeltaNet[0,1] (beta <= 1) and a Transformer, of about 265 million parameters each, and tests them at
 (128,16) (figure 4). The LSTM, the swap curriculum and the test by first reveals are ours.
 Next: inside.py.
 """
