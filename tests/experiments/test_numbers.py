@@ -1,19 +1,16 @@
 """The numbers in the prose of README, the notebook and the docstrings are those of the records."""
 
-import json
-
 import pytest
-from conftest import ROOT
 from numpy import median
-from test_chapters import ORDER, module
+from test_chapters import ORDER, README, module
+from test_notebook import CELLS
 
 from experiments import at, number, percent, records
 from experiments.baselines import first_reveal, passed
 
-CELLS = json.loads((ROOT / "analysis.ipynb").read_text("utf-8"))["cells"]
-PAGES = [[(ROOT / "README.md").read_text("utf-8")], *(cell["source"] for cell in CELLS),
-         *([module(name).__doc__] for name in ORDER)]
-PROSE = " ".join(" ".join("".join(page) for page in PAGES).split())
+PAGES = [README, *("".join(cell["source"]) for cell in CELLS),
+         *(module(name).__doc__ for name in ORDER)]
+PROSE = " ".join(" ".join(PAGES).split())
 
 
 def of(name, column, **conditions):
