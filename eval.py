@@ -206,7 +206,9 @@ def main(argv=None):
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
         curriculum = read_run(args.run)["config"]["curriculum"]
-        plot(rows, args.plot, title=args.run, trained=max(length for length, *_ in curriculum))
+        folder = Path(args.run).resolve()
+        folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
+        plot(rows, args.plot, folder.name, trained=max(length for length, *_ in curriculum))
 
 
 if __name__ == "__main__":

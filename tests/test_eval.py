@@ -189,14 +189,15 @@ def test_a_run_that_is_missing_or_unreadable_is_refused_and_executes_no_code(con
 
 def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_path, capsys,
                                                                monkeypatch):
-    """For the lengths, the number of traces and the seed that are typed."""
+    """For the lengths, the number of traces and the seed that are typed; the title is the folder's
+    name."""
     task = ReplTask(Group("S3"))
     model = Interpreter(task, 3 + 3)
     monkeypatch.setattr("eval.load", lambda run, device: (load(run, device), (task, model))[1])
     main([str(small_run / "model.pt"), *"--lengths 8:4,4:1 --traces 20 --seed 5 --plot".split(),
           str(tmp_path / "table.svg")])
     shown = capsys.readouterr().out
-    assert "<svg" in (tmp_path / "table.svg").read_text()
+    assert "<!-- small -->" in (tmp_path / "table.svg").read_text()
 
     evaluate_and_print(model, task, [(8, 4), (4, 1)], 20, 5)
     assert shown == capsys.readouterr().out
