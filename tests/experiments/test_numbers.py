@@ -31,7 +31,7 @@ lstms, deltas = [{stage: of("baselines_swaps", passed(stage), model=model) for s
 price = int(min(lstms[12]) / max(deltas[12]))
 loop, drift = of("bench", "loop"), records("drift", recipe="default")
 ten, one = [[100 * row["loops"][kind] for row in drift] for kind in ("of 10", "repeated")]
-whole = number(100 * min(row["whole_revealed"] for row in drift), 0)
+whole = int(100 * min(row["whole_revealed"] for row in drift))
 trust = f"{sum(row['believed'] > 0.5 for row in drift)} of the {len(drift)}"
 angles = span(of("exact", lambda row: median(row["angles"]), group="S5", frame="nearest"))
 copied = [[100 * row["results"][i]["all"] for row in records("copies", training="full")]
@@ -67,6 +67,7 @@ CLAIMS = [
     f"kept {span(ten, dash='-')}% of the values, one repeated command {span(one, dash='-')}%",
     f"kept {span(ten)}% of the values, and one repeated command {span(one)}%",
     f"at least {whole}% of the traces, on all {len(drift)} seeds",
+    f"of {len(drift)} models has at least {whole}% of its states whole",
     f"{trust} networks believe a *false* reveal", f"{trust} believe a *false* reveal",
     f"are {angles} degrees (median) away", f"Training ends {angles} degrees from a machine",
     f"read {max(of('exact', 'length', part='program', all=1.0)):,} commands without an error",
