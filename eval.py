@@ -23,7 +23,6 @@ from data import Group, ReplTask, UserError, generator, make_parser, run_cli, st
 from models import MODELS
 
 LENGTHS = ((64, 8), (128, 1), (128, 16), (256, 32))
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS_AT_ONCE = 2**17  # in one forward pass, over all its traces: it bounds the memory
 
 
@@ -104,7 +103,7 @@ def print_table(rows):
         print("  along it" + "".join(f"{accuracy:9.4f}" for accuracy in shown))
 
 
-def plot(rows, path, trained=None):
+def plot(rows, path, title="", trained=None):
     """Accuracy against the commands read before a reveal, one curve for each (length, spacing).
 
     trained: the number of commands in the longest training traces, to be marked.
@@ -115,13 +114,17 @@ def plot(rows, path, trained=None):
         # The first reveal of a trace comes after `spacing` commands, not after none.
         commands_read = np.arange(1, len(row["by_position"]) + 1) * row["spacing"]
         axes.plot(commands_read, row["by_position"], ".-",
-                  label=f"{row['length']} commands, a reveal after every {row['spacing']}")
+                  label=f"({row['length']},{row['spacing']})")
 
     axes.axhline(rows[0]["chance"], color="grey", label="chance")
     if trained:
         axes.axvline(trained, color="grey", linestyle=":", label="longest training trace")
-    axes.set(xlabel="commands read before the reveal", ylabel="accuracy", ylim=(0, 1.05))
-    axes.legend()
+    axes.set(title=title, xlabel="commands read before the reveal", ylabel="accuracy",
+             ylim=(0, 1.05))
+    axes.set_xscale("log", base=2)  # 64 commands and 1,024 fit into one picture
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.figure.legend(loc="outside lower center", ncols=4,  # where no curve passes
+                       title="(commands, commands per reveal)")
     axes.figure.savefig(path)
 
 
@@ -193,7 +196,7 @@ def main(argv=None):
         help="LENGTH:SPACING,... (default 64:8,128:1,128:16,256:32)")
     add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
     add("--seed", type=int, default=0, help="seed of the test traces (default 0)")
-    add("--device", type=device, default=DEVICE, help="cpu, cuda, ...")
+    add("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
     if args.plot and not Path(args.plot).parent.is_dir():
@@ -203,7 +206,9 @@ def main(argv=None):
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
         curriculum = read_run(args.run)["config"]["curriculum"]
-        plot(rows, args.plot, trained=max(length for length, *_ in curriculum))
+        folder = Path(args.run).resolve()
+        folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
+        plot(rows, args.plot, folder.name, trained=max(length for length, *_ in curriculum))
 
 
 if __name__ == "__main__":

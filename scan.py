@@ -85,34 +85,15 @@ def swap_machine_keys(commands):
 #
 #     |y - beta (k.y) k|^2 = |y|^2 - beta (2 - beta) (k.y)^2
 #
-# How much does a swap lose? It should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. In m
-# steps, in whatever order (x^T S meets the last one first), at most this fraction of x becomes -x:
+# How much does a swap lose? It should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. After
+# m steps, at most this fraction of x can have become -x. (The order of the steps does not matter.)
 #
 #     beta up to     1     1.5    1.9     2
 #     m = 3         .25    .63    .93     1
 #     m = 13        .70    .88    .98     1        (a command on five variables has 13 tokens)
 #
-# The first column is cos^(m+1)(pi / (m+1)). The next two were found by search. Proof of the first:
-#     Let a step turn y into z. If beta <= 1, then y.z - |z|^2 = beta (1 - beta) (k.y)^2 >= 0. So
-#     |z| <= |y| cos phi, where phi is the angle between y and z (below pi/2, or z = 0).
-#     If m steps turn x into x_m, then -x.x_m is at most a product of m + 1 cosines: one for each
-#     step, and one for the angle from x_m to -x. (If that angle is pi/2 or more, -x.x_m <= 0.)
-#     These m + 1 angles lead from x to -x, so their sum is at least pi. As log cos is concave and
-#     decreasing, the product is largest if each is pi / (m+1). Projections reach that value.
-#
-# Losses add up. Let one layer repeat a command, with any beta < 2 and whatever values it writes.
-# The change that the command makes to the state fades to 0, and with it the margin by which a
-# continuous reader tells an even number of swaps from an odd one. Proof:
-#     Steps with beta > 0 write into the span of their keys, and leave what is orthogonal to it. So
-#     a command changes the state by columns in that span.
-#     Such a column, unless it is 0, is not orthogonal to all keys. So one of the steps shortens it
-#     and none lengthens it: on the span, the command has a norm below 1.
-#     One layer computes keys, values and betas from the last few tokens. So a command that is
-#     repeated soon becomes one fixed affine map. From then on, each repetition multiplies the
-#     change of the state by that norm at most.
-# The more a command turns, the sooner it fades: an eigenvalue r of a product of m >= 2 steps with
-# beta <= 1 has |r| <= cos^m(|arg r| / m). The first proof shows this as well, with a complex y and
-# with Re(y* z) for y.z, since y and r y are |arg r| apart.
+# The first column is cos^(m+1)(pi / (m+1)); section 8 proves it. The next two were found by search.
+# Section 8 also shows why the losses of repeated commands add up.
 #
 # This is a price, not a prohibition. Two projections (beta = 1) carry half of a row into an empty
 # slot. So they could drive the machine above until its values underflow, if the reader divides by
@@ -367,7 +348,8 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # === A first reading ends here ====================================================================
 #
 # Sections 5 to 7 are one block: rounding, the backward, and operators for torch.compile. They make
-# the scan precise and fast, and add nothing to what it computes. `python scan.py` is at the end.
+# the scan precise and fast, and add nothing to what it computes. Section 8 proves what section 1
+# says of beta < 2. `python scan.py` is at the end.
 
 # --- 5. Numerics ----------------------------------------------------------------------------------
 #
@@ -520,6 +502,32 @@ def backward_operator(q: Tensor, k: Tensor, b: Tensor, inverse: Tensor, w: Tenso
 @backward_operator.register_fake
 def _(q, k, b, inverse, w, starts, d, P, g_out, G):
     return [x.new_empty(x.shape) for x in (q, k, b, g_out, G)]
+
+
+# --- 8. Two proofs --------------------------------------------------------------------------------
+#
+# At most cos^(m+1)(pi / (m+1)) of x becomes -x in m steps with beta <= 1 (the table of section 1):
+#     Let a step turn y into z. If beta <= 1, then y.z - |z|^2 = beta (1 - beta) (k.y)^2 >= 0. So
+#     |z| <= |y| cos phi, where phi is the angle between y and z (below pi/2, or z = 0).
+#     If m steps turn x into x_m, then -x.x_m is at most a product of m + 1 cosines: one for each
+#     step, and one for the angle from x_m to -x. (If that angle is pi/2 or more, -x.x_m <= 0.)
+#     These m + 1 angles lead from x to -x, so their sum is at least pi. As log cos is concave and
+#     decreasing, the product is largest if each is pi / (m+1). Projections reach that value.
+# (x^T S meets the last step first; the proof holds for any order.)
+#
+# Losses add up. Let one layer repeat a command, with any beta < 2 and whatever values it writes.
+# The change that the command makes to the state fades to 0, and with it the margin by which a
+# continuous reader tells an even number of swaps from an odd one:
+#     Steps with beta > 0 write into the span of their keys, and leave what is orthogonal to it. So
+#     a command changes the state by columns in that span.
+#     Such a column, unless it is 0, is not orthogonal to all keys. So one of the steps shortens it
+#     and none lengthens it: on the span, the command has a norm below 1.
+#     One layer computes keys, values and betas from the last few tokens. So a command that is
+#     repeated soon becomes one fixed affine map. From then on, each repetition multiplies the
+#     change of the state by that norm at most.
+# The more a command turns, the sooner it fades: an eigenvalue r of a product of m >= 2 steps with
+# beta <= 1 has |r| <= cos^m(|arg r| / m). The first proof shows this as well, with a complex y and
+# with Re(y* z) for y.z, since y and r y are |arg r| apart.
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------

@@ -16,7 +16,7 @@ The learning rates stay constant, so the parameters end up circling a solution. 
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
 From Python: model, log = train(model, task, Config(curriculum=[(8, 1), (32, 4)], seed=1))
-Next: experiments/one_page.py, or analysis.ipynb.
+Next: analysis.ipynb, or python -m experiments.
 """
 
 import argparse
@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from data import UserError, generator, make_parser, run_cli, stages
-from eval import DEVICE, LENGTHS, device, device_of, evaluate_and_print, make, read_run
+from eval import LENGTHS, device, device_of, evaluate_and_print, make, read_run
 
 DENSER = (1, 1, 2, 4)  # spacings of dense reveals; 1 is listed twice, for half of the batches
 LOG_EVERY = 10  # steps
@@ -333,7 +333,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
     add("--resume", metavar="DIR", help="continue the run in DIR, with the options stored there")
-    add("--device", type=device, default=DEVICE, help="cpu, cuda, ...")
+    add("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     add("--lengths", type=stages, default=LENGTHS, help="rows LENGTH:SPACING,... of the last table")
     add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
     for part in fields(Config):

@@ -1,23 +1,21 @@
 """Which model learns to track, and at what cost?
 
-All models share one frame, read the same traces of S5, and take one test: the first reveal of a
-trace, where no earlier reveal can help. Chance is 20%. Learning rates were swept for each model;
-the rest of the recipe was chosen for DeltaNet with beta <= 2.
+The test is the first reveal of a trace, where no earlier reveal can help; chance is 20%. All models
+share one frame and read the same traces of S5. Each had its learning rates swept, and the rest of
+the recipe was chosen for DeltaNet with beta <= 2.
 
-Finding. From 15 million tokens, DeltaNet with beta <= 2 learns to answer every first reveal, after
-16 commands as after 2. With beta <= 1 it gets three of four right after 8 commands, and is at
-chance after 16; three times the tokens lift that to 45% (one seed). An LSTM and a Transformer of
-two layers are at chance after 4.
+Finding. From 15 million tokens, DeltaNet with beta <= 2 answers every first reveal, after 16
+commands as after 2. With beta <= 1 it answers three of four after 8 commands, and is at chance
+after 16. A Transformer of two layers and an LSTM are at chance after 4.
 
-This is a price, not a limit. If training begins with swaps and then adds full commands one by one,
-one of three LSTMs passes all stages, after 84 million tokens; DeltaNet takes 2 to 6 million. With
-beta <= 1 three seeds are still at chance after 16 commands, from 77 to 102 million tokens.
+That is a price, not a limit. From 45 million tokens, beta <= 1 reaches 45% after 16 commands (one
+seed). If training begins with swaps, one of three LSTMs passes all stages, after 84 million tokens;
+DeltaNet needs 2 to 6. With beta <= 1, three seeds of that curriculum stay at chance after 16.
 
-    python -m experiments.baselines          the tables, from the records
-    python -m experiments.baselines --run    first makes what is missing; 1 to 80 minutes a run
+    python -m experiments.baselines [--run]    # --run: 1 to 80 minutes per missing run
 
 Source: Siems et al. 2026 (arXiv 2602.14814), section 4.1. It trains DeltaNet[-1,1] (beta <= 2),
-DeltaNet[0,1] (beta <= 1) and a Transformer, of some 265 million parameters each, and tests them at
+DeltaNet[0,1] (beta <= 1) and a Transformer, of about 265 million parameters each, and tests them at
 (128,16) (figure 4). The LSTM, the swap curriculum and the test by first reveals are ours.
 Next: inside.py.
 """

@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from data import make_parser, run_cli  # no exercise is in data.py
 
-PROJECT = ["README.md", "requirements.txt", "data.py", "models.py", "scan.py", "train.py",
-           "eval.py", "analysis.ipynb", "tests", "experiments"]
+PROJECT = ["README.md", "LICENSE", "requirements.txt", "data.py", "models.py", "scan.py",
+           "train.py", "eval.py", "analysis.ipynb", "tests", "experiments"]
 COURSE = "tests/experiments/test_exercises.py"
 
 
@@ -73,8 +73,8 @@ EXERCISES = {
                  "and with one it has none. Mind the order, and what was written."),
 }
 
-# In scan.py, what else gives solutions away: the gradients of 5, and the proof of 10.
-HIDDEN = r"(?<=^#     g\([VKBQ]\) =).*?(?= +\(1[3-6]\))|(?<=Proof of the first:)(\n#     .*)+"
+# In scan.py, what else gives solutions away: the gradients of 5, and the proofs of section 8.
+HIDDEN = r"(?<=^#     g\([VKBQ]\) =).*?(?= +\(1[3-6]\))|(?<=8\. Two proofs -{80}\n#)(\n#.*)+"
 
 
 # --- The students' copy ---------------------------------------------------------------------------

@@ -129,15 +129,24 @@ def test_traces_are_read_in_pieces_and_keep_their_order(tokens_at_once, pieces, 
 
 
 def test_the_figure_shows_each_reveal_at_the_commands_read_before_it(monkeypatch):
-    """One curve for each row, a dotted line at the longest training trace, a line at chance."""
+    """One curve for each row, a dotted line at the longest training trace, a line at chance. The
+    commands double along the axis, the title names the run, and the legend is beside the curves."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, _: figures.append(figure))
     rows = [{"length": 8, "spacing": 2, "chance": 0.2, "by_position": [1, 0.9, 0.8, 0.7]},
             {"length": 9, "spacing": 3, "chance": 0.2, "by_position": [0.5, 0.4, 0.3]}]
-    plot(rows, "x.png", trained=16)
+    plot(rows, "x.png", "runs/one", trained=16)
     *curves, chance, trained = [line.get_xydata().tolist() for line in figures[0].axes[0].lines]
     assert curves == [[[2, 1], [4, 0.9], [6, 0.8], [8, 0.7]], [[3, 0.5], [6, 0.4], [9, 0.3]]]
     assert {y for _, y in chance} == {0.2} and {x for x, _ in trained} == {16}
+
+    axes = figures[0].axes[0]
+    figures[0].draw_without_rendering()
+    left, middle, right = axes.transData.transform([[2, 0], [4, 0], [8, 0]])[:, 0]
+    assert abs((right - middle) - (middle - left)) < 1e-6
+    assert axes.get_title() == "runs/one" and axes.get_legend() is None
+    box = figures[0].legends[0].get_window_extent()
+    assert not box.overlaps(axes.bbox) and box.x0 > 0 and box.x1 < figures[0].bbox.x1
 
 
 # --- Reading a run --------------------------------------------------------------------------------
@@ -180,14 +189,15 @@ def test_a_run_that_is_missing_or_unreadable_is_refused_and_executes_no_code(con
 
 def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_path, capsys,
                                                                monkeypatch):
-    """For the lengths, the number of traces and the seed that are typed."""
+    """For the lengths, the number of traces and the seed that are typed; the title is the folder's
+    name."""
     task = ReplTask(Group("S3"))
     model = Interpreter(task, 3 + 3)
     monkeypatch.setattr("eval.load", lambda run, device: (load(run, device), (task, model))[1])
     main([str(small_run / "model.pt"), *"--lengths 8:4,4:1 --traces 20 --seed 5 --plot".split(),
           str(tmp_path / "table.svg")])
     shown = capsys.readouterr().out
-    assert "<svg" in (tmp_path / "table.svg").read_text()
+    assert "<!-- small -->" in (tmp_path / "table.svg").read_text()
 
     evaluate_and_print(model, task, [(8, 4), (4, 1)], 20, 5)
     assert shown == capsys.readouterr().out

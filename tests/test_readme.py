@@ -3,19 +3,22 @@
 import argparse
 import importlib
 import io
+import json
 import re
 import shlex
 
 import eval as evaluation
 import pytest
 import train
-from conftest import ROOT
+from conftest import ROOT, session, typed_lines
+
+from models import MODELS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
 CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the spine alone
 TEACHING = ROOT / "experiments" / "TEACHING.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README + (TEACHING.read_text() if CHAPTERS else ""),
-                    re.DOTALL)
+BLOCKS = ["".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))  # of a page: one session
+          for page in [README, TEACHING.read_text("utf-8") if CHAPTERS else ""]]
 COMMANDS = re.findall(r"python ((?:-m experiments\.|tests/)?\w+(?:\.py)?\b[^\n`|&#]*)", README)
 OF_THE_SPINE = [command for command in COMMANDS if re.match(r"\w+\.py", command)]
 
@@ -32,12 +35,30 @@ def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, mon
     monkeypatch.setattr(train.Config, "__init__", few_steps)
     monkeypatch.setattr(evaluation.evaluate_and_print, "__defaults__", (2, 0))  # traces, seed
 
+    monkeypatch.setitem(MODELS, "gru", None)  # a block replaces it
     for block in BLOCKS:
-        exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+        names = {"__name__": "__main__"}
+        exec(compile(block, "README.md", "exec"), names)
+    if CHAPTERS:
+        assert len(names["closure"]([[1, 2, 3, 4, 0], [0, 2, 4, 1, 3]])) == 20
+        texts = [json.loads(line)["text"] for line in open("traces.jsonl")]
+        assert len({*texts}) == 1000 and session(typed_lines(texts[0])) == texts[0]
     for script, *arguments in map(shlex.split, OF_THE_SPINE):
         if script in ("train.py", "eval.py") and "--resume" not in arguments:
             arguments += ["--traces", "2"]
         importlib.import_module(script.removesuffix(".py")).main(arguments)
+
+
+def test_the_block_to_paste_needs_no_chapter_and_its_comments_are_true():
+    """A text in pieces has the logits of the whole, and gradients reach the first piece."""
+    names = {}
+    exec(BLOCKS[0], names)
+    assert "experiments" not in BLOCKS[0] and names["out"].shape == names["v"].shape
+    model, tokens, logits = names["model"], names["tokens"], names["logits"]
+    assert (model(tokens)[:, 60:] - logits).abs().max() < 1e-4
+    logits.square().sum().backward()
+    only_first = list({*tokens[:, :60].flatten().tolist()} - {*tokens[:, 60:].flatten().tolist()})
+    assert model.embedding.weight.grad[only_first].norm(dim=-1).min() > 0
 
 
 @pytest.mark.parametrize("command", sorted({*COMMANDS} - {*OF_THE_SPINE}))
@@ -68,11 +89,19 @@ def test_the_numbers_of_a_table_are_printed_by_the_first_chapter_that_is_named_a
         for row in rows.replace("*", "").splitlines():
             numbers = re.findall(r"(?<=\| )[\d.-]+(?= \|)", row)
             if len(numbers) > 1:
-                chapter = next(name for name in re.findall(r"`(\w+)`", text) if name in ORDER)
+                chapter = next(name for name in re.findall(r"[`.](\w+)`", text) if name in ORDER)
                 lines = [" ".join(line.split()) for line in printed(chapter).splitlines()]
                 assert any(" ".join(numbers) in line for line in lines), row
                 checked += 1
     assert checked
+
+
+@pytest.mark.skipif(not CHAPTERS, reason="the chapters are not here")
+def test_the_notebook_can_be_read_in_a_terminal(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    exec(re.search(r'python -c "(.*ipynb.*)"', TEACHING.read_text("utf-8"))[1])
+    shown = capsys.readouterr().out
+    assert shown.startswith("# The shell game") and "exact.certify(model)" in shown
 
 
 def test_the_files_and_pictures_of_the_readme_exist():
