@@ -131,28 +131,44 @@ def test_a_trace_reveals_the_variables_asked_for_after_each_spacing():
     assert reveals == [part for x in "eae" for part in (*[""] * 4, f"print('{x}', {x})")]
 
 
-def test_who_joins_late_learns_the_values_from_reveals_alone():
-    """The first lines are gone, and each trace has other values: an element of the group renames
-    them. So at the cut every value of every variable is equally likely, in traces with repeated
-    commands (the first half) as well."""
-    task = ReplTask(Group("D5"))
-    whole = task.training_batch(600, 24, 1, default_rng(0))
-    late = task.joined_late(whole, default_rng(1))
-    assert (late.inputs[:, 1:] == late.targets[:, :-1]).all()
-    assert (late.reveals == (late.inputs == task.ids[" "])).all()
-    old, new = [[[task.values.index(task.vocab[i]) for i in row[shown]]
-                 for row, shown in zip(batch.targets, batch.reveals)] for batch in (whole, late)]
+class OtherTokens(ReplTask):
+    """The same texts in other tokens: they have another order, and there are more."""
 
-    counts = np.zeros((2, 5, 5), int)
-    for trace, (text, rest) in enumerate(zip(whole.inputs, late.inputs, strict=True)):
-        renamed = {*zip(old[trace], new[trace])}  # variable i starts with the value i
-        assert any(renamed <= {*enumerate(g)} for g in task.group.elements.tolist())
-        for pair in renamed:
-            counts[trace // 300][pair] += 1
-        words = [re.sub(r"\d", "_", task.decode(part)) for part in (text, rest)]
-        assert words[0] == re.sub(r"\d", "_", task.start_lines()) + words[1]
-    for pairs in counts.reshape(10, 5):
-        assert near_uniform(pairs)
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        data.Lexer.__init__(self, ["?", *reversed(self.vocab), "!"])
+
+
+def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_literals():
+    """Python prints what they show. Half of them repeat commands; two first values are any pair,
+    equal ones too; a literal, after each reveal but the last, gives one of them to any variable."""
+    task = OtherTokens(Group("S4"), literal_fraction=0.25)
+    assert task.start_lines(np.array([3, 0, 3])) == ">>> a = 4\n>>> b = 1\n>>> c = 4\n"
+    firsts, literals, repeats, numbers = [], [], [], []
+    for seed in range(160):
+        inputs, targets, reveals = task.dense_batch(2, 12, 2, default_rng(seed))
+        assert (inputs[:, 1:] == targets[:, :-1]).all() and reveals.sum() == 2 * 6
+        for row, last in zip(inputs, targets[:, -1:]):
+            text = task.decode([*row, *last])
+            assert session(typed_lines(text)) == text
+            pieces = re.split(r"^\w \d\n", text, flags=re.MULTILINE)[:-1]  # up to each reveal
+            commands = [re.findall(r" = (\w, .*)", piece) for piece in pieces]
+            assert [*map(len, commands)] == [2] * 6
+            repeats.append(np.mean([one == two for one, two in commands]))
+            first, *given = [re.findall(r"(\w) = (\d)", re.match(r"(>>> \w = \d\n)*", piece)[0])
+                             for piece in pieces]
+            firsts.append([int(value) - 1 for _, value in first])
+            numbers.append([len(first), *map(len, given)])
+            literals += sum(given, [])
+            assert {value for _, value in sum(given, [])} <= {value for _, value in first}
+    assert numbers[::2] == numbers[1::2]
+    assert {*map(tuple, numbers)} == {(4, 0, 0, 0, 0, 0), (4, 1, 1, 1, 1, 1)}
+    assert abs(len(literals) / (320 * 5) - 0.25) < 0.2  # six deviations of 160 coins
+    assert np.mean(repeats[::2]) > 0.7 and np.mean(repeats[1::2]) < 0.2
+    pairs = [4 * x + y for row in firsts for x, y in itertools.combinations(row, 2)]
+    for drawn, count in ((pairs, 16), (literals, 16)):
+        found, counts = np.unique(drawn, axis=0, return_counts=True)
+        assert len(found) == count and near_uniform(counts)
 
 
 def test_all_swaps_are_equally_likely_and_written_in_order():
