@@ -214,9 +214,10 @@ def test_every_field_is_an_option_and_help_shows_it(capsys, monkeypatch, tmp_pat
     typed = {"group": "S4", "commands": "swap", "repeat_fraction": 0.25, "d_model": 16, "layers": 2,
              "heads": 2, "beta_max": 1.5, "householders": 3, "conv_width": 1, "model": "linrnn",
              "curriculum": ((6, 3), (12, 4)), "batch": 2, "dense_fraction": 0.75,
-             "literal_fraction": 0.125, "pass_accuracy": 0.5, "pass_patience": 2, "max_curriculum_steps": 1, "final_steps": 1,
-             "average": False, "optimizer": "adamw", "matrix_lr": 0.02, "lr": 0.01, "warmup": 3,
-             "weight_decay": 0.0, "reveal_weight": 2.0, "seed": 9, "compile": False}
+             "literal_fraction": 0.125, "pass_accuracy": 0.5, "pass_patience": 2,
+             "max_curriculum_steps": 1, "final_steps": 1, "average": False, "optimizer": "adamw",
+             "matrix_lr": 0.02, "lr": 0.01, "warmup": 3, "weight_decay": 0.0, "reveal_weight": 2.0,
+             "seed": 9, "compile": False}
     assert typed.keys() == asdict(Config()).keys()
     argv = ["--curriculum", "6:3,12:4", "--no-average", "--no-compile"]
     for name, value in typed.items():
