@@ -85,18 +85,21 @@ def test_a_name_that_is_not_a_group_is_refused(name):
 
 # --- Traces ---------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("draw", ["test_batch", "dense_batch"])
 @pytest.mark.parametrize("name, commands", [
     *[(name, "full") for name in ("S2", "S5", "A9", "D4", "S26")],
     *[(name, "swap") for name in ("S2", "S5", "S26")]])
-def test_a_real_interpreter_prints_exactly_what_a_trace_shows(name, commands):
+def test_a_real_interpreter_prints_exactly_what_a_trace_shows(name, commands, draw):
     """Re-executing the typed lines of a trace gives the trace, and so does encoding and decoding.
     The targets are the inputs one later; those marked are the printed values. The number of tokens
-    is that of ReplTask's docstring."""
-    task = ReplTask(Group(name), commands)
+    is that of ReplTask's docstring, and 5 for each literal. Tokens may be more, in any order."""
+    task = ReplTask(Group(name), commands, literal_fraction=1)
+    data.Lexer.__init__(task, ["?", *reversed(task.vocab), "!"])
     n, L, S = task.group.degree, 12, 3
-    inputs, targets, reveals = task.test_batch(3, L, S, default_rng(1))
+    inputs, targets, reveals = getattr(task, draw)(3, L, S, default_rng(1))
     assert (inputs[:, 1:] == targets[:, :-1]).all()
     T = 5 * n + L * (2 * n + 3 if commands == "full" else 7) + 11 * L // S - 1
+    T += 5 * (L // S - 1) * (draw == "dense_batch")
     assert inputs.shape == targets.shape == reveals.shape == (3, T)
     assert inputs.dtype == targets.dtype == np.int64 and reveals.dtype == bool
 
@@ -124,51 +127,43 @@ def test_each_reveal_asks_any_variable_whatever_the_others_ask(draw):
         assert len(found) == count and near_uniform(counts)
 
 
-def test_a_trace_reveals_the_variables_asked_for_after_each_spacing():
+def test_a_trace_shows_the_reveals_values_and_literals_that_it_is_told():
     task, rng = ReplTask(Group("S5")), default_rng(2)
-    text = task.trace(task.group.draw((12,), rng).tolist(), [4, 0, 4])
-    reveals = [line if "print" in line else "" for line in typed_lines(text)[5:]]
-    assert reveals == [part for x in "eae" for part in (*[""] * 4, f"print('{x}', {x})")]
-
-
-class OtherTokens(ReplTask):
-    """The same texts in other tokens: they have another order, and there are more."""
-
-    def __init__(self, *given, **options):
-        super().__init__(*given, **options)
-        data.Lexer.__init__(self, ["?", *reversed(self.vocab), "!"])
+    commands = task.group.draw((12,), rng).tolist()
+    assert task.trace(commands, [4, 0, 4]).startswith(">>> a = 1\n>>> b = 2\n>>> c = 3\n")
+    text = task.trace(commands, [4, 0, 4], [2, 2, 0, 1, 4], [(3, 1), (0, 0)])
+    lines = ["" if ", b, " in line else line for line in typed_lines(text)]
+    assert session(typed_lines(text)) == text
+    assert lines == ["a = 3", "b = 3", "c = 1", "d = 2", "e = 5", "", "", "", "", "print('e', e)",
+                     "d = 2", "", "", "", "", "print('a', a)", "a = 1", "", "", "", "",
+                     "print('e', e)"]
 
 
 def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_literals():
-    """Python prints what they show. Half of them repeat commands; two first values are any pair,
-    equal ones too; a literal, after each reveal but the last, gives one of them to any variable."""
-    task = OtherTokens(Group("S4"), literal_fraction=0.25)
-    assert task.start_lines(np.array([3, 0, 3])) == ">>> a = 4\n>>> b = 1\n>>> c = 4\n"
-    firsts, literals, repeats, numbers = [], [], [], []
-    for seed in range(160):
-        inputs, targets, reveals = task.dense_batch(2, 12, 2, default_rng(seed))
-        assert (inputs[:, 1:] == targets[:, :-1]).all() and reveals.sum() == 2 * 6
-        for row, last in zip(inputs, targets[:, -1:]):
-            text = task.decode([*row, *last])
-            assert session(typed_lines(text)) == text
-            pieces = re.split(r"^\w \d\n", text, flags=re.MULTILINE)[:-1]  # up to each reveal
-            commands = [re.findall(r" = (\w, .*)", piece) for piece in pieces]
-            assert [*map(len, commands)] == [2] * 6
-            repeats.append(np.mean([one == two for one, two in commands]))
-            first, *given = [re.findall(r"(\w) = (\d)", re.match(r"(>>> \w = \d\n)*", piece)[0])
-                             for piece in pieces]
-            firsts.append([int(value) - 1 for _, value in first])
-            numbers.append([len(first), *map(len, given)])
-            literals += sum(given, [])
-            assert {value for _, value in sum(given, [])} <= {value for _, value in first}
-    assert numbers[::2] == numbers[1::2]
-    assert {*map(tuple, numbers)} == {(4, 0, 0, 0, 0, 0), (4, 1, 1, 1, 1, 1)}
-    assert abs(len(literals) / (320 * 5) - 0.25) < 0.2  # six deviations of 160 coins
-    assert np.mean(repeats[::2]) > 0.7 and np.mean(repeats[1::2]) < 0.2
-    pairs = [4 * x + y for row in firsts for x, y in itertools.combinations(row, 2)]
-    for drawn, count in ((pairs, 16), (literals, 16)):
-        found, counts = np.unique(drawn, axis=0, return_counts=True)
-        assert len(found) == count and near_uniform(counts)
+    """Two first values are any pair, equal ones too. A literal gives any variable any of the first
+    values again. All traces of a batch have literals, or none; half of them repeat commands."""
+    drawn = []
+
+    class Recorder(ReplTask):
+        def trace(self, *parts):
+            drawn.append(parts)
+            return super().trace(*parts)
+
+    for seed in range(400):
+        Recorder(Group("S4"), literal_fraction=0.25).dense_batch(2, 8, 2, default_rng(seed))
+    commands, _, values, literals = zip(*drawn)
+    repeats = (np.diff(commands, axis=1) == 0).all(-1).mean(1)
+    assert repeats[::2].mean() > 0.7 and repeats[1::2].mean() < 0.2
+    numbers = [*map(len, literals)]
+    assert numbers[::2] == numbers[1::2] and {*numbers} == {0, 3}
+    assert abs(np.mean(numbers) / 3 - 0.25) < 0.13  # six deviations of 400 coins
+    firsts = [pair for row in values for pair in itertools.combinations(row, 2)]
+    sources = [(variable, i) for row, given in zip(values, literals) for variable, value in given
+               for i in range(4) if row[i] == value]
+    assert all(value in row for row, given in zip(values, literals) for _, value in given)
+    for pairs in (firsts, sources):
+        found, counts = np.unique(pairs, axis=0, return_counts=True)
+        assert len(found) == 16 and near_uniform(counts)
 
 
 def test_all_swaps_are_equally_likely_and_written_in_order():
