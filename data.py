@@ -94,21 +94,21 @@ class ReplTask(Lexer):
     def trace(self, commands, asked, values=None, literals=()):
         """The trace of these commands [L, n], with one reveal for each variable in asked [L/S].
 
-        values [n]: of the first lines.  literals: (variable, value) after each reveal but the last.
+        values [n]: of the first lines.  literals: {t: (variable, value)}, a line before command t.
         """
         spacing = len(commands) // len(asked)
-        state = range(self.group.degree) if values is None else values
+        state = [*range(self.group.degree)] if values is None else [*values]
         text = self.start_lines(values)
         for t, g in enumerate(commands):
+            if t in literals:
+                variable, value = literals[t]
+                text += self.literal_line(variable, value)
+                state[variable] = value
             text += self.command_line(g)
             state = [state[i] for i in g]  # new[i] = old[g[i]]
             if (t + 1) % spacing == 0:
-                number = t // spacing
-                text += self.reveal_lines(asked[number], state[asked[number]])
-                if number < len(literals):
-                    variable, value = literals[number]
-                    text += self.literal_line(variable, value)
-                    state[variable] = value
+                variable = asked[t // spacing]
+                text += self.reveal_lines(variable, state[variable])
         return text
 
     def start_lines(self, values=None):
@@ -142,13 +142,14 @@ class ReplTask(Lexer):
         return self.test_batch(batch, length, spacing, rng, repeated, *more)
 
     def dense_batch(self, batch, length, spacing, rng):
-        """A training_batch with random values in its first lines, and sometimes with literals."""
+        """A training_batch with random first values and, perhaps, a literal after each reveal."""
         n = self.group.degree
         values = rng.integers(n, size=(batch, n))
-        count = (length // spacing - 1) * (rng.random() < self.literal_fraction)
-        literals = rng.integers(n, size=(batch, count, 2))
+        places = range(spacing, length, spacing) if rng.random() < self.literal_fraction else ()
+        literals = rng.integers(n, size=(batch, len(places), 2))
         literals[..., 1] = np.take_along_axis(values, literals[..., 1], 1)  # any first value again
-        return self.training_batch(batch, length, spacing, rng, values.tolist(), literals.tolist())
+        literals = [dict(zip(places, row)) for row in literals.tolist()]
+        return self.training_batch(batch, length, spacing, rng, values.tolist(), literals)
 
     def test_batch(self, batch, length, spacing, rng, repeated=0, *more):
         """Uniformly random commands, and after every `spacing` of them a uniform reveal.

@@ -131,7 +131,7 @@ def test_a_trace_shows_the_reveals_values_and_literals_that_it_is_told():
     task, rng = ReplTask(Group("S5")), default_rng(2)
     commands = task.group.draw((12,), rng).tolist()
     assert task.trace(commands, [4, 0, 4]).startswith(">>> a = 1\n>>> b = 2\n>>> c = 3\n")
-    text = task.trace(commands, [4, 0, 4], [2, 2, 0, 1, 4], [(3, 1), (0, 0)])
+    text = task.trace(commands, [4, 0, 4], [2, 2, 0, 1, 4], {4: (3, 1), 8: (0, 0)})
     lines = ["" if ", b, " in line else line for line in typed_lines(text)]
     assert session(typed_lines(text)) == text
     assert lines == ["a = 3", "b = 3", "c = 1", "d = 2", "e = 5", "", "", "", "", "print('e', e)",
@@ -158,9 +158,9 @@ def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_litera
     assert numbers[::2] == numbers[1::2] and {*numbers} == {0, 3}
     assert abs(np.mean(numbers) / 3 - 0.25) < 0.13  # six deviations of 400 coins
     firsts = [pair for row in values for pair in itertools.combinations(row, 2)]
-    sources = [(variable, i) for row, given in zip(values, literals) for variable, value in given
-               for i in range(4) if row[i] == value]
-    assert all(value in row for row, given in zip(values, literals) for _, value in given)
+    given = [(row, *pair) for row, pairs in zip(values, literals) for pair in pairs.values()]
+    assert all(value in row for row, _, value in given)
+    sources = [(variable, i) for row, variable, value in given for i in range(4) if row[i] == value]
     for pairs in (firsts, sources):
         found, counts = np.unique(pairs, axis=0, return_counts=True)
         assert len(found) == 16 and near_uniform(counts)
