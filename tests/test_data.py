@@ -140,8 +140,8 @@ def test_a_trace_shows_the_reveals_values_and_literals_that_it_is_told():
 
 
 def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_literals():
-    """Two first values are any pair, equal ones too. A literal gives any variable any of the first
-    values again. All traces of a batch have literals, or none; half of them repeat commands."""
+    """Two first values, of one trace or of two, are any pair. A literal gives any variable any of
+    the first values again. All traces of a batch have literals, or none; half repeat commands."""
     drawn = []
 
     class Recorder(ReplTask):
@@ -157,11 +157,12 @@ def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_litera
     numbers = [*map(len, literals)]
     assert numbers[::2] == numbers[1::2] and {*numbers} == {0, 3}
     assert abs(np.mean(numbers) / 3 - 0.25) < 0.13  # six deviations of 400 coins
+    beside = [(one[0], other[0]) for one, other in zip(values[::2], values[1::2])]
     firsts = [pair for row in values for pair in itertools.combinations(row, 2)]
     given = [(row, *pair) for row, pairs in zip(values, literals) for pair in pairs.values()]
     assert all(value in row for row, _, value in given)
     sources = [(variable, i) for row, variable, value in given for i in range(4) if row[i] == value]
-    for pairs in (firsts, sources):
+    for pairs in (beside, firsts, sources):
         found, counts = np.unique(pairs, axis=0, return_counts=True)
         assert len(found) == 16 and near_uniform(counts)
 
