@@ -68,9 +68,10 @@ class ReplTask(Lexer):
     `swap` command 7, and a reveal 11: T = 5n + L (2n + 3) + 11 L/S.
 
     repeat_fraction: the fraction of training traces with repeated commands (section 4).
+    literal_fraction: the fraction of dense batches (train.py) with lines such as `>>> b = 3`.
     """
 
-    def __init__(self, group, commands="full", repeat_fraction=0.5):
+    def __init__(self, group, commands="full", repeat_fraction=0.5, literal_fraction=0.5):
         if commands not in ("full", "swap"):
             raise UserError(f"commands must be full or swap; got {commands!r}")
         if commands == "swap" and group.order != factorial(group.degree):
@@ -78,6 +79,7 @@ class ReplTask(Lexer):
         self.group = group
         self.commands = commands
         self.repeat_fraction = repeat_fraction
+        self.literal_fraction = literal_fraction
         self.chance = group.chance
 
         # The vocabulary: punctuation, names at the start of a list, names within one, values.
@@ -89,12 +91,19 @@ class ReplTask(Lexer):
     # A trace is a text. The code below numbers values and variables from 0; the text numbers values
     # from 1.
 
-    def trace(self, commands, asked):
-        """The trace of these commands [L, n], with one reveal for each variable in asked [L/S]."""
+    def trace(self, commands, asked, values=None, literals=()):
+        """The trace of these commands [L, n], with one reveal for each variable in asked [L/S].
+
+        values [n]: of the first lines.  literals: {t: (variable, value)}, a line before command t.
+        """
         spacing = len(commands) // len(asked)
-        state = range(self.group.degree)
-        text = self.start_lines()
+        state = [*range(self.group.degree)] if values is None else [*values]
+        text = self.start_lines(values)
         for t, g in enumerate(commands):
+            if t in literals:
+                variable, value = literals[t]
+                text += self.literal_line(variable, value)
+                state[variable] = value
             text += self.command_line(g)
             state = [state[i] for i in g]  # new[i] = old[g[i]]
             if (t + 1) % spacing == 0:
@@ -102,9 +111,14 @@ class ReplTask(Lexer):
                 text += self.reveal_lines(variable, state[variable])
         return text
 
-    def start_lines(self):
-        """`>>> a = 1` and so on: variable i starts with value i."""
-        return "".join(f">>> {x} = {value}\n" for x, value in zip(self.names, self.values))
+    def start_lines(self, values=None):
+        """`>>> a = 1` and so on: variable i starts with values[i], by default with value i."""
+        variables = range(self.group.degree)
+        return "".join(map(self.literal_line, variables, variables if values is None else values))
+
+    def literal_line(self, variable, value):
+        """`>>> b = 3`."""
+        return f">>> {self.names[variable]} = {self.values[value]}\n"
 
     def command_line(self, g):
         """`>>> a, b, c = c, a, b` for g = (2, 0, 1)."""
@@ -122,21 +136,31 @@ class ReplTask(Lexer):
 
     # A batch holds traces as arrays of tokens. All traces of a batch are equally long.
 
-    def training_batch(self, batch, length, spacing, rng):
+    def training_batch(self, batch, length, spacing, rng, *more):
         """A test_batch in which some traces repeat commands (section 4)."""
         repeated = round(self.repeat_fraction * batch) if length >= SHORTEST_WITH_REPEATS else 0
-        return self.test_batch(batch, length, spacing, rng, repeated)
+        return self.test_batch(batch, length, spacing, rng, repeated, *more)
 
-    def test_batch(self, batch, length, spacing, rng, repeated=0):
+    def dense_batch(self, batch, length, spacing, rng):
+        """A training_batch with random first values and, perhaps, a literal after each reveal."""
+        n = self.group.degree
+        values = rng.integers(n, size=(batch, n))
+        places = range(spacing, length, spacing) if rng.random() < self.literal_fraction else ()
+        literals = rng.integers(n, size=(batch, len(places), 2))
+        literals[..., 1] = np.take_along_axis(values, literals[..., 1], 1)  # any first value again
+        literals = [dict(zip(places, row)) for row in literals.tolist()]
+        return self.training_batch(batch, length, spacing, rng, values.tolist(), literals)
+
+    def test_batch(self, batch, length, spacing, rng, repeated=0, *more):
         """Uniformly random commands, and after every `spacing` of them a uniform reveal.
 
-        repeated: the first `repeated` traces repeat commands.
+        repeated: the first `repeated` traces repeat commands.  more: trace's values and literals.
         """
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         commands[:repeated] = repeat_commands(commands[:repeated], rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return self.batch_of(map(self.trace, commands.tolist(), asked.tolist()))
+        return self.batch_of(map(self.trace, commands.tolist(), asked.tolist(), *more))
 
     def batch_of(self, texts):
         """Traces as a Batch: the target of each token is the token after it."""
@@ -145,19 +169,6 @@ class ReplTask(Lexer):
         targets = tokens[:, 1:]
         # The token " " occurs only in `b 3`, right before the value.
         return Batch(inputs, targets, inputs == self.ids[" "])
-
-    def joined_late(self, batch, rng):
-        """The same traces without their first lines, so only reveals tell the values.
-
-        The first values are redrawn, since a model knows that every trace begins with 1, 2, 3.
-        """
-        n = self.group.degree
-        new_ids = np.tile(np.arange(len(self.vocab)), (len(batch.inputs), 1))
-        new_ids[:, -n:] = self.ids[self.values[0]] + self.group.draw((len(batch.inputs),), rng)
-
-        first = 5 * n  # tokens of start_lines()
-        inputs, targets, reveals = [part[:, first:] for part in batch]
-        return Batch(*(np.take_along_axis(new_ids, part, 1) for part in (inputs, targets)), reveals)
 
     @staticmethod
     def check(length, spacing):

@@ -156,7 +156,8 @@ def read_run(folder):
 
 def make(config):
     """The task of a config (the fields of train.Config, as a dict), and its untrained model."""
-    task = ReplTask(Group(config["group"]), config["commands"], config["repeat_fraction"])
+    task = ReplTask(Group(config["group"]), config["commands"], config["repeat_fraction"],
+                    config.get("literal_fraction", 0))  # older runs have read no literals
     model = config["model"]
     if model not in MODELS:
         raise UserError(f"model must be one of {', '.join(MODELS)}; got {model!r}")

@@ -4,13 +4,13 @@ Each step draws fresh traces. Training follows a curriculum of stages (length L,
 is passed once the model gets `pass_accuracy` of the reveals right in `pass_patience` batches in a
 row; the last stage takes `final_steps` steps.
 
-Small errors add up over a trace, so precision decides how far a model tracks. Two kinds of batches
-make the model more precise:
-    repeated commands   The error of one command adds up until the loss can see it (data.py).
-    dense reveals       The batch has more reveals than its stage asks for, and it joins a session
-                        late: the first values are random, and the lines that set them are missing.
-                        So only reveals tell the values. Without such batches a model may learn to
-                        ignore reveals, and then each reveal adds an error to the state.
+Test traces begin with the values 1, 2, ..., and only permute them. Training adds what such traces
+cannot teach:
+    repeated commands   Precision: the error of one command adds up until the loss can see it.
+    dense batches       Reading: they have more reveals than their stage, and random values in the
+                        first lines; some also assign literals, as in `b = 3`. Without them a model
+                        ignores the first lines, which never change, and often the reveals too. (If
+                        all batches had random values, the first stage would not be learned.)
 
 The learning rates stay constant, so the parameters end up circling a solution. Their average over
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
@@ -64,7 +64,8 @@ class Config:
     # stage may also be (L, S, steps): it takes exactly that many steps.
     curriculum: tuple = ((2, 1), (8, 1), (16, 2), (32, 4), (64, 8))  # LENGTH:SPACING,...
     batch: int = 16                # traces per step
-    dense_fraction: float = 0.25   # fraction of batches with dense reveals
+    dense_fraction: float = 0.25   # fraction of batches with dense reveals and random values
+    literal_fraction: float = 0.5  # fraction of these that also assign literals, as in `b = 3`
     pass_accuracy: float = 0.97    # reveal accuracy that a batch needs to pass a stage
     pass_patience: int = 3         # consecutive batches that must reach it
     max_curriculum_steps: int = 1500  # stop if the last stage is not reached by this step
@@ -109,11 +110,10 @@ def draw(task, config, now, rng):
     """The batch of a step, and whether it counts towards passing the stage."""
     length, spacing, *_ = config.curriculum[now.stage]
     denser = [S for S in DENSER if S < spacing and length % S == 0]
-    if not hasattr(task, "joined_late"):  # a task of your own may lack it
+    if not hasattr(task, "dense_batch"):  # a task of your own may lack it
         denser = []
     if config.dense_fraction and denser and rng.random() < config.dense_fraction:
-        batch = task.training_batch(config.batch, length, int(rng.choice(denser)), rng)
-        return task.joined_late(batch, rng), False
+        return task.dense_batch(config.batch, length, int(rng.choice(denser)), rng), False
     return task.training_batch(config.batch, length, spacing, rng), True
 
 

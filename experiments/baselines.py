@@ -113,7 +113,7 @@ PAPER_STAGES = [(8, 1, 417), (16, 2, 417), (32, 4, 417), (64, 8, 417)]
 def run_paper(setting, folder):
     """Appendix A.1 with our small model: AdamW and the next-token loss alone, in float32.
 
-    No trace repeats commands or joins late, reveals have no extra weight, nothing is averaged.
+    No trace repeats commands, no batch is dense, reveals have no extra weight, nothing is averaged.
     """
     task = ReplTask(Group("S5"), repeat_fraction=0.0)
     config = Config(curriculum=PAPER_STAGES, batch=36, optimizer="adamw", matrix_lr=5e-4, lr=5e-4,

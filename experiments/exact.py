@@ -251,7 +251,7 @@ STUDIES = [Study("exact", SETTINGS, run)]
 def stored():
     """The task and the model of S5."""
     task = ReplTask(Group("S5"))
-    task.literals, task.example = True, "a = 3"  # for play.py
+    task.example = "a = 3"  # for play.py
     model = Exact(task)
     model.load_state_dict(torch.load(PATH, weights_only=True))
     return task, model.eval()

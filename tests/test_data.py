@@ -85,18 +85,21 @@ def test_a_name_that_is_not_a_group_is_refused(name):
 
 # --- Traces ---------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("draw", ["test_batch", "dense_batch"])
 @pytest.mark.parametrize("name, commands", [
     *[(name, "full") for name in ("S2", "S5", "A9", "D4", "S26")],
     *[(name, "swap") for name in ("S2", "S5", "S26")]])
-def test_a_real_interpreter_prints_exactly_what_a_trace_shows(name, commands):
+def test_a_real_interpreter_prints_exactly_what_a_trace_shows(name, commands, draw):
     """Re-executing the typed lines of a trace gives the trace, and so does encoding and decoding.
     The targets are the inputs one later; those marked are the printed values. The number of tokens
-    is that of ReplTask's docstring."""
-    task = ReplTask(Group(name), commands)
+    is that of ReplTask's docstring, and 5 for each literal. Tokens may be more, in any order."""
+    task = ReplTask(Group(name), commands, literal_fraction=1)
+    data.Lexer.__init__(task, ["?", *reversed(task.vocab), "!"])
     n, L, S = task.group.degree, 12, 3
-    inputs, targets, reveals = task.test_batch(3, L, S, default_rng(1))
+    inputs, targets, reveals = getattr(task, draw)(3, L, S, default_rng(1))
     assert (inputs[:, 1:] == targets[:, :-1]).all()
     T = 5 * n + L * (2 * n + 3 if commands == "full" else 7) + 11 * L // S - 1
+    T += 5 * (L // S - 1) * (draw == "dense_batch")
     assert inputs.shape == targets.shape == reveals.shape == (3, T)
     assert inputs.dtype == targets.dtype == np.int64 and reveals.dtype == bool
 
@@ -124,35 +127,44 @@ def test_each_reveal_asks_any_variable_whatever_the_others_ask(draw):
         assert len(found) == count and near_uniform(counts)
 
 
-def test_a_trace_reveals_the_variables_asked_for_after_each_spacing():
+def test_a_trace_shows_the_reveals_values_and_literals_that_it_is_told():
     task, rng = ReplTask(Group("S5")), default_rng(2)
-    text = task.trace(task.group.draw((12,), rng).tolist(), [4, 0, 4])
-    reveals = [line if "print" in line else "" for line in typed_lines(text)[5:]]
-    assert reveals == [part for x in "eae" for part in (*[""] * 4, f"print('{x}', {x})")]
+    commands = task.group.draw((12,), rng).tolist()
+    assert task.trace(commands, [4, 0, 4]).startswith(">>> a = 1\n>>> b = 2\n>>> c = 3\n")
+    text = task.trace(commands, [4, 0, 4], [2, 2, 0, 1, 4], {4: (3, 1), 8: (0, 0)})
+    lines = ["" if ", b, " in line else line for line in typed_lines(text)]
+    assert session(typed_lines(text)) == text
+    assert lines == ["a = 3", "b = 3", "c = 1", "d = 2", "e = 5", "", "", "", "", "print('e', e)",
+                     "d = 2", "", "", "", "", "print('a', a)", "a = 1", "", "", "", "",
+                     "print('e', e)"]
 
 
-def test_who_joins_late_learns_the_values_from_reveals_alone():
-    """The first lines are gone, and each trace has other values: an element of the group renames
-    them. So at the cut every value of every variable is equally likely, in traces with repeated
-    commands (the first half) as well."""
-    task = ReplTask(Group("D5"))
-    whole = task.training_batch(600, 24, 1, default_rng(0))
-    late = task.joined_late(whole, default_rng(1))
-    assert (late.inputs[:, 1:] == late.targets[:, :-1]).all()
-    assert (late.reveals == (late.inputs == task.ids[" "])).all()
-    old, new = [[[task.values.index(task.vocab[i]) for i in row[shown]]
-                 for row, shown in zip(batch.targets, batch.reveals)] for batch in (whole, late)]
+def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_literals():
+    """Two first values, of one trace or of two, are any pair. A literal gives any variable any of
+    the first values again. All traces of a batch have literals, or none; half repeat commands."""
+    drawn = []
 
-    counts = np.zeros((2, 5, 5), int)
-    for trace, (text, rest) in enumerate(zip(whole.inputs, late.inputs, strict=True)):
-        renamed = {*zip(old[trace], new[trace])}  # variable i starts with the value i
-        assert any(renamed <= {*enumerate(g)} for g in task.group.elements.tolist())
-        for pair in renamed:
-            counts[trace // 300][pair] += 1
-        words = [re.sub(r"\d", "_", task.decode(part)) for part in (text, rest)]
-        assert words[0] == re.sub(r"\d", "_", task.start_lines()) + words[1]
-    for pairs in counts.reshape(10, 5):
-        assert near_uniform(pairs)
+    class Recorder(ReplTask):
+        def trace(self, *parts):
+            drawn.append(parts)
+            return super().trace(*parts)
+
+    for seed in range(400):
+        Recorder(Group("S4"), literal_fraction=0.25).dense_batch(2, 8, 2, default_rng(seed))
+    commands, _, values, literals = zip(*drawn)
+    repeats = (np.diff(commands, axis=1) == 0).all(-1).mean(1)
+    assert repeats[::2].mean() > 0.7 and repeats[1::2].mean() < 0.2
+    numbers = [*map(len, literals)]
+    assert numbers[::2] == numbers[1::2] and {*numbers} == {0, 3}
+    assert abs(np.mean(numbers) / 3 - 0.25) < 0.13  # six deviations of 400 coins
+    beside = [(one[0], other[0]) for one, other in zip(values[::2], values[1::2])]
+    firsts = [pair for row in values for pair in itertools.combinations(row, 2)]
+    given = [(row, *pair) for row, pairs in zip(values, literals) for pair in pairs.values()]
+    assert all(value in row for row, _, value in given)
+    sources = [(variable, i) for row, variable, value in given for i in range(4) if row[i] == value]
+    for pairs in (beside, firsts, sources):
+        found, counts = np.unique(pairs, axis=0, return_counts=True)
+        assert len(found) == 16 and near_uniform(counts)
 
 
 def test_all_swaps_are_equally_likely_and_written_in_order():

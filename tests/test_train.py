@@ -98,15 +98,16 @@ def test_the_log_and_the_output_say_where_each_stage_ended_and_what_was_not_lear
 # --- A step ---------------------------------------------------------------------------------------
 
 def test_a_fraction_of_the_batches_is_dense_and_does_not_count():
-    """A dense batch has as many traces and commands, more reveals, and no first lines. Half of
-    them have a reveal after every command. (2,1) cannot be denser, and nor can a task that nobody
-    can join late."""
+    """A dense batch has as many traces and commands, more reveals, and random first values. Half of
+    them have a reveal after every command. (2,1) cannot be denser, and nor can a task that has no
+    dense batches."""
     config = Config(curriculum=[(2, 1), (12, 6)], batch=3, dense_fraction=0.75)
     reveals = {True: [], False: []}
     for step in range(500):
         batch, counts = trainer.draw(S3, config, Progress(stage=1), generator(1, "train", step))
-        assert (batch.inputs == S3.ids[" = "]).sum() == 3 * (12 + 3 * counts)
-        assert S3.decode(batch.inputs[0]).startswith(S3.start_lines()) == counts
+        literals = (batch.inputs == S3.ids[" = "]).sum() - 3 * (12 + 3)
+        assert literals in ([0] if counts else [0, batch.reveals.sum() - 3])
+        assert all(S3.decode(row).startswith(S3.start_lines()) for row in batch.inputs) == counts
         reveals[counts] += batch.reveals.sum(1).tolist()
     assert {*reveals[True]} == {2} and {*reveals[False]} == {3, 6, 12}
     assert abs(len(reveals[False]) / 1500 - 0.75) < 0.12  # six deviations of 500 coins
@@ -212,9 +213,10 @@ def test_every_field_is_an_option_and_help_shows_it(capsys, monkeypatch, tmp_pat
     typed = {"group": "S4", "commands": "swap", "repeat_fraction": 0.25, "d_model": 16, "layers": 2,
              "heads": 2, "beta_max": 1.5, "householders": 3, "conv_width": 1, "model": "linrnn",
              "curriculum": ((6, 3), (12, 4)), "batch": 2, "dense_fraction": 0.75,
-             "pass_accuracy": 0.5, "pass_patience": 2, "max_curriculum_steps": 1, "final_steps": 1,
-             "average": False, "optimizer": "adamw", "matrix_lr": 0.02, "lr": 0.01, "warmup": 3,
-             "weight_decay": 0.0, "reveal_weight": 2.0, "seed": 9, "compile": False}
+             "literal_fraction": 0.125, "pass_accuracy": 0.5, "pass_patience": 2,
+             "max_curriculum_steps": 1, "final_steps": 1, "average": False, "optimizer": "adamw",
+             "matrix_lr": 0.02, "lr": 0.01, "warmup": 3, "weight_decay": 0.0, "reveal_weight": 2.0,
+             "seed": 9, "compile": False}
     assert typed.keys() == asdict(Config()).keys()
     argv = ["--curriculum", "6:3,12:4", "--no-average", "--no-compile"]
     for name, value in typed.items():
@@ -224,7 +226,9 @@ def test_every_field_is_an_option_and_help_shows_it(capsys, monkeypatch, tmp_pat
     assert read_run(tmp_path / "run")["config"] == typed
 
     task, model = load(tmp_path / "run")
-    assert task.repeat_fraction == 0.25
+    assert (task.repeat_fraction, task.literal_fraction) == (0.25, 0.125)
+    del typed["literal_fraction"]  # as in older runs
+    assert make(typed)[0].literal_fraction == 0
     assert task.test_batch(1, 8, 8, generator(0, "test")).inputs.shape == (1, 5 * 4 + 8 * 7 + 10)
     assert [block.beta_max for block in model.blocks[::2]] == [1.5, 1.5]
     assert model.blocks[0].householders == 3

@@ -1,7 +1,7 @@
-"""A loop is misread after the round with a wrong answer; what is left of a state is measured."""
+"""What a model knows after a program is measured, and the law by which errors grow."""
 
+import itertools
 import re
-from itertools import product
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ from machine import SwapMachine
 
 from data import Group, ReplTask, generator
 from experiments import drift
-from experiments.drift import (believed, draw_batch, errors, join_late, loops_of, right_after,
-                               whole_states)
+from experiments.drift import (Recipe, errors, first_values, join_late, loops_of, overwritten,
+                               right_after)
 from experiments.inside import LinearImage, collect_states
+from experiments.reading import read
 from train import Config, Progress
 
 HEADS = [(0, 0)]  # of a SwapMachine
@@ -22,8 +23,8 @@ HEADS = [(0, 0)]  # of a SwapMachine
 class Forgetful(SwapMachine):
     """Holds nothing from the end of line number `last` after the first lines on."""
 
-    def __init__(self, group, last):
-        super().__init__(group)
+    def __init__(self, group, last, **options):
+        super().__init__(group, **options)
         self.last = last
 
     def stream(self, tokens, state=None):
@@ -35,57 +36,40 @@ class Forgetful(SwapMachine):
         return logits, (inner, lines)
 
 
-# --- Loops ----------------------------------------------------------------------------------------
+# --- What a model knows ---------------------------------------------------------------------------
 
-def test_loops_are_commands_of_the_group_and_an_inverse_undoes():
-    for task in (ReplTask(Group("S5")), ReplTask(Group("S5"), "swap"), ReplTask(Group("Z7"))):
-        loops = loops_of(task)
-        assert task.commands == "swap" or (loops["repeated"][:, 0] == task.group.elements).all()
-        for kind, length in zip(drift.LOOPS, (1, 2, 2, 5, 10)):
-            assert loops[kind].shape[1:] == (length, task.group.degree)
-            assert (loops[kind] == loops_of(task)[kind]).all()
-        there, back = np.moveaxis(loops["inverse"], 1, 0)
-        assert (np.take_along_axis(there, back, 1) == np.arange(task.group.degree)).all()
-
-
-@pytest.mark.parametrize("kind", drift.LOOPS)
-def test_a_loop_ends_after_just_so_many_commands(kind):
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_loop_repeats_its_commands_and_ends_after_just_so_many(length):
     """Also in the middle of a round. The machine forgets in command 7."""
     machine = Forgetful("S3", 7)
-    loops = loops_of(machine.task)[kind]
-    assert [right_after(machine, machine.task, loops, length) for length in (6, 7)] == [1, 0]
+    for total, known in ((6, True), (7, False)):
+        loops = loops_of(machine.task, length, total)
+        assert loops.shape == (120, total, 3) and (loops[:, length:] == loops[:, :-length]).all()
+        assert length == 1 or (loops[:, 1:] != loops[:, :-1]).any()
+        assert (right_after(machine, machine.task, loops) == known).all()
 
 
-class Still(SwapMachine):
-    """Moves nothing."""
-
-    def execute(self, commands, S):
-        return S
-
-
-def test_the_values_of_a_loop_are_counted_one_by_one():
-    """Five swaps of a and b leave one value of three where it was, four leave all."""
-    machine = Still("S3")
-    swap = np.array([[[1, 0, 2]]])
-    assert [right_after(machine, machine.task, swap, length) for length in (5, 4)] == [1 / 3, 1]
-
-
-# --- Reveals --------------------------------------------------------------------------------------
-
-def test_a_state_is_whole_only_if_all_variables_are_read_correctly():
-    """The machine that forgets in its last line is right about none of 6 states, and before that
-    about all of them. A reveal after each of eight commands makes 24 lines."""
-    for last, reveals, share in [(8, False, 0), (9, False, 1), (24, True, 0), (25, True, 1)]:
-        machine = Forgetful("S3", last)
-        assert whole_states(machine, machine.task, reveals, 8, 6) == share
-    # Who moves nothing is right in some variable after 4 of the 6 commands of S3, in all after one.
-    assert 0 < whole_states(Still("S3"), ReplTask(Group("S3")), False, 1) < 0.4
+@pytest.mark.parametrize("repeats, number", [(False, 6), (True, 27)])
+def test_first_values_are_any_and_known_to_who_reads_them(repeats, number, monkeypatch):
+    """All orders of 1, 2, 3, or all triples. A machine that forgets tells how many commands."""
+    heard = []
+    monkeypatch.setattr(drift, "read", lambda model, task, texts, *state: (
+        heard.append([*texts]) or read(model, task, heard[-1], *state)))
+    for last, known in [(0, [0, 0, 0]), (1, [1, 0, 0]), (8, [1, 1, 0]), (9, [1, 1, 1])]:
+        machine = Forgetful("S3", last, believes=True)
+        assert first_values(machine, machine.task, repeats) == dict(zip((0, 1, 8), known))
+    assert len({*heard[0]}) == number
+    blind = first_values(SwapMachine("S3"), machine.task, repeats)
+    assert all(abs(right - 1 / 3) < 0.1 for right in blind.values())
 
 
-def test_a_false_reveal_is_believed_by_a_model_that_writes_it_and_by_no_other():
-    for believes in (False, True):
+@pytest.mark.parametrize("lines", ["literal_line", "reveal_lines"])
+def test_an_overwritten_value_is_followed_wherever_commands_bring_it(lines):
+    """One machine writes it, the other keeps the old value; both are right about all others."""
+    for believes in (True, False):
         machine = SwapMachine("S4", believes=believes)
-        assert believed(machine, machine.task, 3, 5) == believes
+        found = overwritten(machine, machine.task, getattr(machine.task, lines), (0, 3), 5, 20)
+        assert found == {0: (believes, 1), 3: (believes, 1)}
 
 
 def test_who_joins_late_guesses_until_reveals_have_told_it_the_values():
@@ -96,22 +80,27 @@ def test_who_joins_late_guesses_until_reveals_have_told_it_the_values():
         assert abs(found[0] - 1 / 3) < 0.2 and abs(found[20:].mean() - later) < 0.05
 
 
-def test_dense_reveals_and_late_joins_are_told_apart():
-    """With both, the batches are those of train.py, to the bit. Without one of them, as many do not
-    count, but they keep the spacing of their stage, or their first lines."""
-    task = ReplTask(Group("S3"))
-    config = Config(curriculum=[(2, 1), (16, 8)], batch=2)
-    for step, stage in product(range(60), (0, 1)):
-        now = Progress(stage=stage)
-        usual, usually = trainer.draw(task, config, now, generator(1, "train", step))
-        for dense, late in drift.RECIPES.values():
-            batch, counts = draw_batch(task, config, now, generator(1, "train", step), dense, late)
+def test_a_recipe_lacks_one_part_of_the_dense_batches():
+    """By default they are those of train.py, to the bit. The others are dense in the same steps."""
+    parts = {recipe: [set(), set(), set()] for recipe in drift.RECIPES}
+    for step, stage in itertools.product(range(40), (0, 3)):
+        usual, usually = trainer.draw(ReplTask(Group("S3")), Config(batch=2), Progress(stage=stage),
+                                      generator(1, "train", step))
+        for recipe, (dense, other, literals) in parts.items():
+            task = Recipe(Group("S3"), recipe)
+            batch, counts = trainer.draw(task, Config(batch=2), Progress(stage=stage),
+                                         generator(1, "train", step))
             assert counts == usually
-            if counts or (dense and late):
+            if counts or recipe == "default":
                 assert np.array_equal(batch.inputs, usual.inputs)
             if not counts:
-                assert (batch.reveals.sum() > 2 * 16 / 8) == dense
-                assert task.decode(batch.inputs[0]).startswith(task.start_lines()) != late
+                text = task.decode(batch.inputs[0])
+                dense.add(batch.reveals[0].sum() > 32 / 4)
+                other.add(not text.startswith(task.start_lines()))
+                literals.add(len(re.findall(r" = \d", text)) > 3)
+    some = {True, False}
+    assert [*parts.values()] == [[{True}, {True}, some], [{True}, {False}, some],
+                                 [{True}, {True}, {False}], [{False}, {True}, some]]
 
 
 # --- The law --------------------------------------------------------------------------------------
@@ -122,49 +111,56 @@ def image_of_machine(group):
     return LinearImage(HEADS, states, perms)
 
 
-def test_the_scale_and_the_error_of_a_state_are_told_apart():
-    """A head that loses a tenth with each command has scale 0.9^t and E = 0. One that leaves a
-    tenth of the values behind has an E, by hand."""
+def test_the_error_of_a_state_is_its_largest_entry_beside_the_permutation():
+    """By hand, for a head that keeps 0.9 of the values and leaves a tenth of them behind."""
     class Leaving(SwapMachine):
-        left = 0.1
-
         def execute(self, commands, S):
-            return 0.9 * super().execute(commands, S) + self.left * S
+            return 0.9 * super().execute(commands, S) + 0.1 * S
 
-    class Shrinking(Leaving):
-        left = 0
-
-    task = ReplTask(Group("S4"))
-    image = image_of_machine("S4")
-    commands = Group("S4").draw((5, 8), generator(0, "test"))
-    for asked in (None, np.zeros((5, 8), int)):
-        scale, E = errors(Shrinking("S4"), task, image, commands, asked)
-        assert scale.shape == E.shape == (5, 8) and E.max() < 1e-10
-        assert np.abs(scale - 0.9 ** np.arange(1, 9)).max() < 1e-10
-
-    swap = np.array([[[1, 0, 2, 3]]])
-    scale, E = errors(Leaving("S4"), task, image, swap)
+    E = errors(Leaving("S4"), ReplTask(Group("S4")), image_of_machine("S4"),
+               np.array([[[1, 0, 2, 3]]]))
     P = np.eye(4)[[1, 0, 2, 3]] - 0.25
     seen = 0.9 * P + 0.1 * (np.eye(4) - 0.25)
-    expected = (seen * P).sum() / (P * P).sum()
-    assert scale.item() == pytest.approx(expected)
-    assert E.item() == pytest.approx(np.abs(seen / expected - P).max())
+    scale = (seen * P).sum() / (P * P).sum()
+    assert E.item() == pytest.approx(np.abs(seen / scale - P).max())
 
 
-def test_errors_grow_fastest_if_a_command_repeats_and_slowest_if_reveals_are_written():
-    machine = SwapMachine("S4", 0.01, believes=True)
-    found = drift.law(machine, machine.task, HEADS, 32)
-    random, repeated, revealed = [drift.slope(found[kind]["error"], 32) for kind in drift.KINDS]
+def test_errors_of_a_repeated_command_grow_faster():
+    machine = SwapMachine("S4", 0.01)
+    random, repeated = [drift.slope(error, 32)
+                        for error in drift.law(machine, machine.task, HEADS, 32).values()]
     assert random < 0.7 < repeated
-    assert revealed < random - 0.1  # each reveal renews a row
     assert abs(drift.slope(3 * np.arange(1, 65) ** 0.5) - 0.5) < 1e-10
 
 
-def test_your_own_run_is_measured(small_run, capsys, monkeypatch):
-    """No head of an untrained model tracks, so it has no law."""
+# --- The table ------------------------------------------------------------------------------------
+
+def test_a_record_names_what_is_measured(monkeypatch):
+    """A machine that counts on 1, 2, 3 and reads no value is right wherever none is shown."""
+    monkeypatch.setattr(drift, "law", lambda *_: {})
     monkeypatch.setattr(drift, "TESTS", [(4, 2)])
-    for slow in ("whole_states", "right_after"):
-        monkeypatch.setattr(drift, slow, lambda *_: 0.5)
+    monkeypatch.setattr(drift, "right_after", lambda *_: np.array([[True, False]]))
+    machine = SwapMachine("S3")
+    found = drift.measure(machine, machine.task)["found"]
+    for name, right in found.items():
+        if name.startswith(("an overwritten", "false")):
+            assert right == 0
+        elif name.startswith(("first", "joined")):
+            assert abs(right - 1 / 3) < 0.1
+        else:
+            assert right == (0 if "whole" in name else 0.5 if "loop" in name else 1)
+    assert [*found][-1] == "reveals of (4,2)" and len(found) == 20
+
+
+def test_the_table_has_the_median_and_range_of_each_recipe_and_your_own_run(small_run, capsys,
+                                                                            monkeypatch):
+    """No head of an untrained model tracks, so it has no law."""
+    drift.show([{"recipe": recipe, "found": {"reads": right}, "law": {"x": np.arange(1.0, 65) ** 2}}
+                for recipe, right in [("a", 0.5), ("a", 1), ("a", 0.75), ("b", 0.25)]])
+    monkeypatch.setattr(drift, "measure", lambda model, task: {
+        "found": {"reads": 0.5}, "law": drift.law(model, task)})
     drift.main([str(small_run)])
-    out = capsys.readouterr().out
-    assert "(4,2)" in out and re.search(r"your run(?: +50.0){5}\n", out)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    assert lines[1:4] == [["values", "a", "b"], ["reads", "75.0", "(50.0-100)", "25.0"],
+                          ["exponent", "of", "the", "error,", "x", "2.0", "(2.0)", "2.0"]]
+    assert lines[5:] == [["values", "your", "run"], ["reads", "50.0"]]
