@@ -9,7 +9,7 @@ train.py have *dense reveals*, more than their stage asks for, and random values
 some of them also have literals, as in `b = 3`. The table has a column for training without each. A
 session *joined late*, without first lines, is a control: no training trace begins like it.
 
-    python -m experiments.drift [--run]    the table; --run: four minutes per missing run
+    python -m experiments.drift [--run]    the table; --run: five minutes per missing run
     python -m experiments.drift DIR        the same table for your own run
 
 Source: ours. (Affine recurrences cannot correct errors: arXiv 2605.07755.)
@@ -184,7 +184,7 @@ def measure(model, task):
     found = {}
     for kind, repeats in [("in any order", False), ("with repeats", True)]:
         for time, right in first_values(model, task, repeats).items():
-            found[f"first values {kind}, {time} commands later"] = right
+            found[f"first values {kind}, {time} command{'s' * (time != 1)} later"] = right
     for time, (it, others) in overwritten(model, task, task.literal_line).items():
         found[f"an overwritten variable, {time} commands later"] = it
         found[f"the other variables, {time} commands later"] = others
