@@ -61,10 +61,11 @@ def predict(model, inputs, description=None):
     modes = [(module, module.training) for module in model.modules()]  # some may be frozen
     model.eval()
     bar = tqdm(pieces, desc=description, leave=False, disable=None)
-    predictions = torch.cat([model(piece).argmax(-1) for piece in bar])
-    for module, mode in modes:
-        module.training = mode
-    return predictions.cpu().numpy()
+    try:
+        return torch.cat([model(piece).argmax(-1) for piece in bar]).cpu().numpy()
+    finally:  # also after Ctrl-C in a notebook
+        for module, mode in modes:
+            module.training = mode
 
 
 def score(correct):

@@ -67,7 +67,7 @@ class LocalBlock(nn.Module):
         # The first tokens look back at zeros, or at the end of the previous piece.
         reach = self.conv.kernel_size[0] - 1
         if state is None:
-            state = x.new_zeros(len(x), reach, x.shape[-1])
+            state = x.new_zeros(x.shape[0], reach, x.shape[-1])
         window = torch.cat([state, self.norm(x)], 1)  # [B, reach + T, D]
 
         conv = convolve(self.conv, window)  # [B, T, D]

@@ -30,6 +30,8 @@ Run it first: python scan.py. For a first reading, sections 1 to 4 are enough.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
+import zlib
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -455,6 +457,10 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
 # writes the inverse column by column, and the fake says so.
 
 
+# torch keeps operators by name, for the whole process: a second copy of this file needs another one.
+OPERATORS = f"state_tracking_{zlib.crc32(__file__.encode()):08x}"
+
+
 class ChunkedScan(torch.autograd.Function):
     """chunked_forward for autograd, with chunked_backward as its backward."""
 
@@ -473,7 +479,7 @@ class ChunkedScan(torch.autograd.Function):
         return tuple(backward_operator(*saved, g_out_NCV, G_KV))
 
 
-@torch.library.custom_op("state_tracking::chunked_forward", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}::chunked_forward", mutates_args=())
 def forward_operator(q: Tensor, k: Tensor, b: Tensor, v: Tensor, state: Tensor) -> list[Tensor]:
     inputs = [x.contiguous() for x in (q, k, b, v, state)]
     # Autocast would compute and round every product in half precision.
@@ -491,7 +497,7 @@ def _(q, k, b, v, state):
     return [out, state, inverse.mT, *others]  # .mT: column by column
 
 
-@torch.library.custom_op("state_tracking::chunked_backward", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}::chunked_backward", mutates_args=())
 def backward_operator(q: Tensor, k: Tensor, b: Tensor, inverse: Tensor, w: Tensor, starts: Tensor,
                       d: Tensor, P: Tensor, g_out: Tensor, G: Tensor) -> list[Tensor]:
     q, k, b, g_out, G = [x.contiguous() for x in (q, k, b, g_out, G)]

@@ -218,7 +218,7 @@ def train(model, task, config, folder=None, resume=False,
         # Move on. A new stage starts a new streak, since its batches are harder.
         length, spacing, *_ = config.curriculum[stage]
         steps = config.steps_of(stage)
-        over = (now.stage_step == steps) if steps else (now.streak >= config.pass_patience)
+        over = (now.stage_step >= steps) if steps else (now.streak >= config.pass_patience)
         if over and stage < last:
             now.stage += 1
             now.stage_step = now.streak = 0
@@ -270,6 +270,8 @@ def make_optimizers(model, config):
 
     # beta2 below torch's 0.999: the runs are short and their gradients change quickly.
     adamw = {"betas": (0.9, 0.95), "weight_decay": config.weight_decay}
+    if config.optimizer not in ("muon", "adamw"):
+        raise UserError(f"optimizer must be muon or adamw; got {config.optimizer!r}")
     if config.optimizer == "muon":
         first = torch.optim.Muon(matrices, lr=config.matrix_lr, weight_decay=config.weight_decay)
     else:
@@ -308,6 +310,7 @@ def save(folder, identity, config, now, log, model, average, optimizers):
     partial = folder / "model.pt.partial"
     torch.save({"config": asdict(config), "identity": identity, "model": average.state_dict(),
                 "last": model.state_dict(), "progress": asdict(now), "log": log,
+                "rng": torch.get_rng_state(),  # of dropout
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, partial)
     read_run(partial)  # refuse now, after the first step, what could not be read
     has_run(folder, identity, resume=True)  # refuse if another run has come to this folder
@@ -321,6 +324,7 @@ def restore(folder, model, average, optimizers):
     model.load_state_dict(run["last"])
     for optimizer, state in zip(optimizers, run["optimizers"]):
         optimizer.load_state_dict(state)
+    torch.set_rng_state(run.get("rng", torch.get_rng_state()))  # an older run has none
     return Progress(**run["progress"]), run["log"]
 
 
@@ -343,7 +347,8 @@ def parse(argv=None):
         add(f"--{part.name.replace('_', '-')}", help=argparse.SUPPRESS, default=argparse.SUPPRESS,
             **kind)
     args = parser.parse_args(argv)
-    typed = {name: value for name, value in vars(args).items() if hasattr(Config, name)}
+    names = [part.name for part in fields(Config)]
+    typed = {name: value for name, value in vars(args).items() if name in names}
     if args.resume:
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")

@@ -19,7 +19,7 @@ from operator import itemgetter
 import torch
 from torch import distributed
 
-from data import run_cli
+from data import UserError, run_cli
 from eval import evaluate_and_print, make
 from experiments import chapter, records, table
 from train import loss, parse, train
@@ -34,6 +34,8 @@ def average(tensor):
 def loss_of_own_rows(model, batch, config):
     """The loss of rows 0, 2, 4, ... in the first of two processes, and the metrics of all rows."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
+    if len(batch.inputs) % size:
+        raise UserError(f"{size} processes cannot share {len(batch.inputs)} traces equally")
     objective, metrics = loss(model, batch._make(part[rank::size] for part in batch), config)
 
     # All must see the same accuracy, or they would not pass a stage together.
