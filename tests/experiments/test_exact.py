@@ -30,7 +30,7 @@ def mixed_session(task, lines, rng, lies):
         name, literal = task.names[x], f"{task.names[x]} = {task.values[v]}"
         kind = rng.choice(["command", "literal", "reveal"], p=[0.5, 0.2, 0.3])
         if kind == "command" and len(variables) == len(task.names):
-            repeats = rng.choice([1, 1, 1, 1, 40])
+            repeats = int(rng.choice([1, 1, 1, 1, 40]))
             text += repeats * [task.command_line(task.group.draw((1,), rng)[0])]
             exec(repeats * text[-1][4:], {}, variables)
         elif kind == "literal":
