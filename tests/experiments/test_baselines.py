@@ -120,16 +120,6 @@ def test_a_trace_of_swaps_and_full_commands_shows_what_the_interpreter_prints(nu
         assert [MIXED.vocab[token] for token in inputs[reveals]] == [" "] * (length // spacing)
 
 
-def test_a_full_command_that_moves_two_variables_keeps_its_long_form():
-    """In tests, all commands are full."""
-    task = MIXED
-    swap = [2, 1, 0, 3, 4]
-    text = task.trace([swap, baselines.Swap(swap)], [0])
-    assert typed_lines(text)[5:7] == ["a, b, c, d, e = c, b, a, d, e", "a, c = c, a"]
-    batch = task.test_batch(2, 4, 2, generator(0, "test"))
-    assert batch.inputs.shape[1] == 5 * 5 + 4 * 13 + 11 * 2 - 1
-
-
 @pytest.mark.parametrize("number, changes, expected", [
     (0, {}, [600]), (3, {}, [40, 40, 40, 480]), (3, {"earlier": 1}, [200, 200, 200, 0])])
 def test_one_batch_in_five_shows_an_earlier_stage_and_does_not_count_for_passing(
