@@ -293,7 +293,7 @@ def by_model(rows):
 
 def first_reveal(row, spacing):
     """Accuracy at the first reveal of the traces with this spacing, in whole %."""
-    return round(100 * at(row, 8 * spacing, spacing)["by_position"][0])
+    return round(100 * at(row, length=8 * spacing, spacing=spacing)["by_position"][0])
 
 
 TESTED = {"after 2": partial(first_reveal, spacing=2), "4": partial(first_reveal, spacing=4),
