@@ -30,7 +30,7 @@ import numpy as np
 from data import Group, ReplTask, draw_commands, run_cli
 from experiments import (ALL_STAGES, COST, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
                          percent, records, summary, table)
-from experiments.groups import draw_sparse_commands
+from experiments.groups import draw_sparse_commands, with_reveals
 from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
 from models import LSTM, LinRNN, Transformer
 from train import Config, lr_scale, train
@@ -91,8 +91,7 @@ def draw_any_stage(task, config, now, rng, budget):
     commands = draw_commands(task.group, "full", shape, rng)
     if spacing == 1:
         commands = draw_sparse_commands(task.group, shape, rng)
-    asked = rng.integers(task.group.degree, size=(config.batch, length // spacing))
-    batch = task.batch_of(map(task.trace, commands.tolist(), asked.tolist()))
+    batch = with_reveals(task, commands, spacing, rng)
     return batch, now.tokens + batch.inputs.size >= 0.9 * budget
 
 
