@@ -14,8 +14,8 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
 CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the spine alone
 TEACHING = ROOT / "experiments" / "TEACHING.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README + (TEACHING.read_text() if CHAPTERS else ""),
-                    re.DOTALL)
+TEXTS = README + (TEACHING.read_text(encoding="utf-8") if CHAPTERS else "")
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXTS, re.DOTALL)
 COMMANDS = re.findall(r"python ((?:-m experiments\.|tests/)?\w+(?:\.py)?\b[^\n`|&#]*)", README)
 OF_THE_SPINE = [command for command in COMMANDS if re.match(r"\w+\.py", command)]
 
