@@ -28,7 +28,7 @@ import numpy as np
 from data import Group, ReplTask, draw_commands, run_cli
 from experiments import (ALL_STAGES, COST, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
                          percent, records, summary, table)
-from experiments.groups import draw_sparse_commands
+from experiments.groups import draw_sparse_commands, with_reveals
 from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
 from models import LSTM, LinRNN, Transformer
 from train import Config, lr_scale, train
@@ -89,8 +89,7 @@ def draw_any_stage(task, config, now, rng, budget):
     commands = draw_commands(task.group, "full", shape, rng)
     if spacing == 1:
         commands = draw_sparse_commands(task.group, shape, rng)
-    asked = rng.integers(task.group.degree, size=(config.batch, length // spacing))
-    batch = task.batch_of(map(task.trace, commands.tolist(), asked.tolist()))
+    batch = with_reveals(task, commands, spacing, rng)
     return batch, now.tokens + batch.inputs.size >= 0.9 * budget
 
 
@@ -291,7 +290,7 @@ def by_model(rows):
 
 def first_reveal(row, spacing):
     """Accuracy at the first reveal of the traces with this spacing, in whole %."""
-    return round(100 * at(row, 8 * spacing, spacing)["by_position"][0])
+    return round(100 * at(row, length=8 * spacing, spacing=spacing)["by_position"][0])
 
 
 TESTED = {"after 2": partial(first_reveal, spacing=2), "4": partial(first_reveal, spacing=4),

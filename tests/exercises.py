@@ -8,13 +8,13 @@ runs the tests of that exercise there. So a mistake costs its own exercise only.
 """
 
 import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
-import tokenize
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,16 +83,11 @@ def make(out):
     """Write the project without the solutions and without the teacher's half of TEACHING.md."""
     copy_project(out)
     for number, exercise in EXERCISES.items():
-        path = out / exercise.file
-        path.write_text(blank(read(path), number), encoding="utf-8")
-    scan = out / "scan.py"
-    scan.write_text(re.sub(HIDDEN, " ?", read(scan), flags=re.MULTILINE), encoding="utf-8")
-
-    teaching = out / "experiments" / "TEACHING.md"
-    teaching.write_text(read(teaching).partition("## For the teacher")[0], encoding="utf-8")
-    readme = out / "README.md"
-    readme.write_text("*Twelve functions are left blank here: see experiments/TEACHING.md*\n\n"
-                      + read(readme), encoding="utf-8")
+        rewrite(out / exercise.file, lambda text: blank(text, number))
+    rewrite(out / "scan.py", lambda text: re.sub(HIDDEN, " ?", text, flags=re.MULTILINE))
+    rewrite(out / "experiments/TEACHING.md", lambda text: text.partition("## For the teacher")[0])
+    rewrite(out / "README.md", lambda text: "*Twelve functions are left blank here: see "
+                                            f"experiments/TEACHING.md*\n\n{text}")
 
 
 def copy_project(out):
@@ -106,31 +101,31 @@ def copy_project(out):
             shutil.copyfile(ROOT / part, out / part)
 
 
+def rewrite(path, change):
+    """Replace the text of a file by change(text)."""
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def blank(source, number):
     """The source with a comment and an error in place of the body below the docstring."""
     exercise = EXERCISES[number]
     lines = source.split("\n")
-    _, documented, last = place_of(source, exercise.function)
-    indent = re.match(" *", lines[documented - 1])[0]
+    function = find(ast.parse(source), exercise.function)
+    docstring = function.body[0]
     task = f"Exercise {number} (points: {exercise.points}). {exercise.task}"
     body = [*textwrap.wrap(task, 90, initial_indent="# ", subsequent_indent="# "),
             f"# To test it: python tests/exercises.py grade . --only {number}",
             f'raise NotImplementedError("exercise {number} is not done")']
-    lines[documented:last] = [indent + line for line in body]
+    indent = docstring.col_offset * " "
+    lines[docstring.end_lineno:function.end_lineno] = [indent + line for line in body]
     return "\n".join(lines)
 
 
-def place_of(source, function):
-    """The lines of `name` or `Class.name`: its first, the last of its docstring, its last."""
-    node = ast.parse(source)
+def find(tree, function):
+    """The definition of `name` or `Class.name` in a module.  Raises: KeyError."""
     for name in function.split("."):
-        node = {getattr(child, "name", None): child for child in node.body}[name]
-    return node.lineno, node.body[0].end_lineno, node.end_lineno
-
-
-def read(path):
-    with tokenize.open(path) as file:
-        return file.read()
+        tree = {getattr(node, "name", None): node for node in tree.body}[name]
+    return tree
 
 
 # --- The grader -----------------------------------------------------------------------------------
@@ -139,30 +134,34 @@ def grade(folder, number):
     """None if the function in `folder` passes its tests, else what the student should read."""
     exercise = EXERCISES[number]
     try:
-        theirs = read(folder / exercise.file)
-        start, _, end = place_of(theirs, exercise.function)
+        theirs = find(ast.parse((folder / exercise.file).read_bytes()), exercise.function)
     except (OSError, ValueError, SyntaxError, KeyError) as error:  # the last: it is not defined
         return f"{exercise.file}, {exercise.function}: {type(error).__name__}: {error}"
 
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place, "copy")
         copy_project(copy)
-        path = copy / exercise.file
-        ours = read(path).split("\n")
-        first, _, last = place_of("\n".join(ours), exercise.function)
-        ours[first - 1:last] = theirs.split("\n")[start - 1:end]
-        path.write_text("\n".join(ours), encoding="utf-8")
+        rewrite(copy / exercise.file, lambda text: with_function(text, exercise.function, theirs))
 
+        # Settings of pytest in the environment, or in a folder above the copy, do not count.
+        (copy / "pytest.ini").touch()
         command = [sys.executable, "-m", "pytest", "-xq", "--tb=short", "--assert=plain",
                    "--color=no", tests_of(exercise.file), "-k", f"exercise_{number}_"]
         try:
-            told = subprocess.run(command, cwd=copy, timeout=300, capture_output=True,
-                                  encoding="utf-8", errors="replace").stdout
+            ran = subprocess.run(command, cwd=copy, timeout=300, capture_output=True,
+                                 encoding="utf-8", errors="replace",
+                                 env=os.environ | {"PYTEST_ADDOPTS": ""})
         except subprocess.TimeoutExpired:
             return "the tests took more than 300 seconds"
-    # Some passed, and none failed, was skipped, or was expected to fail.
-    passed = re.search(r"^\d+ passed(, \d+ (deselected|warnings?))* in .*\n\Z", told, re.M)
-    return None if passed else told[-2000:] or "the tests did not reach their end"
+    return ran.stdout[-2000:] if ran.returncode else None
+
+
+def with_function(source, function, theirs):
+    """The source with another tree in place of a function: it may be indented in any way."""
+    tree = ast.parse(source)
+    ours = find(tree, function)
+    ours.args, ours.body, ours.decorator_list = theirs.args, theirs.body, theirs.decorator_list
+    return ast.unparse(tree)
 
 
 def tests_of(file):

@@ -260,29 +260,18 @@ def test_the_operators_for_torch_compile_keep_torchs_rules_in_any_layout(seed):
     torch.library.opcheck(scan.backward_operator, (*given[:3], *saved, g_out, G), test_utils=rules)
 
 
-def compare_compiled(given, **options):
-    torch._dynamo.reset()
-    compiled = torch.compile(delta_rule_chunked, fullgraph=True, **options)
-    for arguments in given:
-        ours, theirs = (with_gradients(rule, arguments) for rule in (compiled, delta_rule_chunked))
-        assert difference(ours, theirs) < 1e-10
-        assert [x.stride() for x in ours[:2]] == [x.stride() for x in theirs[:2]]
-
-
-def test_compiled_equals_eager_in_any_layout():
-    rng = np.random.default_rng(3)
-    given = [other_layout(x.detach(), rng).requires_grad_() for x in inputs(T=41)]
-    compare_compiled([given], backend="aot_eager")
-
-
 @pytest.mark.skipif("INDUCTOR_TESTS" not in os.environ, reason="with a C++ compiler: "
                     "INDUCTOR_TESTS=1 python -m pytest tests -k inductor")
 def test_inductor_compiles_lengths_below_and_above_a_chunk():
     """The compiler itself, for a state as the literature has it, V x K: 10 s of CPU time."""
-    short, long = inputs(T=9), inputs(T=41)
-    for given in (short, long):
-        given[4] = given[4].detach().mT.contiguous().mT.requires_grad_()
-    compare_compiled([short, long], dynamic=True, options={"fx_graph_cache": False})
+    torch._dynamo.reset()
+    compiled = torch.compile(delta_rule_chunked, fullgraph=True, dynamic=True,
+                             options={"fx_graph_cache": False})
+    for T in (9, 41):
+        *given, state = inputs(T)
+        given.append(state.detach().mT.contiguous().mT.requires_grad_())
+        ours, theirs = (with_gradients(rule, given) for rule in (compiled, delta_rule_chunked))
+        assert difference(ours, theirs) < 1e-10
 
 
 @pytest.mark.parametrize("R", [1, 3])
@@ -390,31 +379,6 @@ def test_the_demo_says_swap_by_swap_what_python_does(capsys):
 
 # --- Why beta = 2 ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("m, table", [(2, [0.125, 0.53, 0.90, 1]), (3, [0.25, 0.63, 0.93, 1]),
-                                      (13, [0.70, 0.88, 0.98, 1])])
-def test_m_steps_turn_as_much_of_x_into_its_opposite_as_the_table_says(m, table):
-    """By gradient ascent from 20 starts for each bound of beta: 1, 1.5, 1.9 and 2. With beta <= 1
-    it ends at cos^(m+1)(pi / (m+1)). Trap: cos^m(pi / m) is less."""
-    bounds = torch.tensor([1, 1.5, 1.9, 2]).double()[:, None, None]
-    keys = torch.randn(4, 20, m, 3).double().requires_grad_()
-    angles = (1.5 - 0.3 * torch.rand(4, 20, m).double()).requires_grad_()
-    optimizer = torch.optim.Adam([keys, angles])
-    for step in range(400):
-        y = x = torch.eye(3).double()[0].expand(4, 20, 3)
-        betas = bounds * angles.sin().square()
-        for k, beta in zip(F.normalize(keys, dim=-1).unbind(-2), betas.split(1, -1)):
-            y = y - beta * (k * y).sum(-1, keepdim=True) * k
-        fraction = -(x * y).sum(-1)
-        optimizer.zero_grad()
-        (-fraction).sum().backward()
-        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / 400)
-        optimizer.step()
-
-    most = fraction.amax(1).tolist()
-    assert most == pytest.approx(table, abs=0.006)
-    assert most[0] == pytest.approx(math.cos(math.pi / (m + 1))**(m + 1), abs=1e-6)
-
-
 def product(keys, betas):
     """A_m ... A_1 with A = I - beta k k^T: keys [..., m, K] of norm 1, betas [..., m]."""
     P = torch.eye(keys.shape[-1]).double()
@@ -425,7 +389,7 @@ def product(keys, betas):
 
 @pytest.mark.parametrize("m", [1, 2, 3, 13])
 def test_no_product_with_beta_up_to_one_exceeds_the_two_bounds(m):
-    """What reaches -x; and an eigenvalue z, which m = 1 step has in [0, 1] only."""
+    """What reaches -x, where exercise 10 comes as near as one likes; and an eigenvalue z."""
     keys = F.normalize(torch.randn(3000, m, 3).double().cumsum(1), dim=-1)  # neighbours are similar
     P = product(keys, torch.rand(3000, m).double().mul(2).clamp(max=1))
     reached = torch.linalg.eigvalsh(-(P + P.mT) / 2).max()
@@ -454,53 +418,37 @@ def test_whatever_a_repeated_command_moves_fades_unless_beta_is_two(bound, fades
     assert (changes[-1] < 0.01 * changes[0]) == fades
 
 
-def test_a_rounded_state_is_exact_in_its_slots_and_errs_in_a_rotated_basis():
-    """After 1,024 commands on five variables, rounded after each token: float32, float16, bfloat16
-    and int8."""
-    def rounded(S):
-        return torch.stack([S[0], S[1].half().float(), S[2].bfloat16().float(),
-                            S[3].mul(127).round().clamp(-127, 127).div(127)])
-
+def test_slots_survive_rounding_after_each_token_and_bfloat16_keys_lose_a_third():
+    """1,024 commands on five variables, in float32, float16, bfloat16 and int8."""
     commands = draw_commands(Group("S5"), "full", (1024,), np.random.default_rng(0))
-    turn, _ = torch.linalg.qr(torch.randn(10, 10).double())
-    turns = torch.stack([torch.eye(10).double(), turn])
-    keys = turns @ swap_machine_keys(torch.from_numpy(commands)).mT
+    keys = swap_machine_keys(torch.from_numpy(commands)).float()
+    expected = torch.eye(5)[run_commands(commands[None])[0, -1]]
 
-    S = rounded(turns[..., :5].float().expand(4, 2, 10, 5))
-    for k in keys.float().unbind(-1):
-        S = rounded(S - 2 * k[..., None] * (k[:, None] @ S))
-    values, state = (turns.mT.float() @ S)[..., :5, :], run_commands(commands[None])[0, -1]
-    assert (values.argmax(-1).numpy() == state).all()
-    in_slots, turned = (values - torch.eye(5)[state]).abs().amax((2, 3)).unbind(1)
-    assert in_slots.max() < 2e-7
-    ratios = turned / torch.tensor([3e-5, 0.03, 0.2, 0.7])
-    assert ratios.min() > 0.1 and ratios.max() < 1.1
+    S = torch.eye(10, 5).repeat(4, 1, 1)
+    for k in keys:
+        S = S - 2 * k[:, None] * (k @ S)[:, None]
+        S = torch.stack([S[0], S[1].half().float(), S[2].bfloat16().float(),
+                         S[3].mul(127).round().div(127)])
+    assert (S[:, :5] - expected).abs().max() < 2e-7
 
-
-def test_values_fade_by_a_third_with_bfloat16_keys_which_are_not_normalised_again():
-    commands = draw_commands(Group("S5"), "full", (1024,), np.random.default_rng(0))
-    keys = swap_machine_keys(torch.from_numpy(commands)).bfloat16().float()
-    for keys, largest in ((keys, 0.66), (F.normalize(keys, dim=-1), 1)):
-        _, state = delta_rule_chunked(keys, keys, torch.zeros(len(keys), 5),
-                                      torch.full((len(keys),), 2.0), torch.eye(10, 5))
-        assert (state[:5].max(-1).values - largest).abs().max() < 0.01
+    rough = keys.bfloat16().float()
+    for k, largest in ((rough, 0.66), (F.normalize(rough, dim=-1), 1)):
+        _, S = delta_rule_chunked(k, k, torch.zeros(len(k), 5), torch.full((len(k),), 2.0),
+                                  torch.eye(10, 5))
+        assert (S[:5] - largest * expected).abs().max() < 0.02
 
 
 # --- Refusals -------------------------------------------------------------------------------------
 
 def test_shapes_that_do_not_fit_are_refused_by_name():
-    """The message names the tensor, and what it must be. A second derivative is refused as well.
-    Trap: torch would broadcast an axis of size 1."""
+    """Trap: torch would broadcast an axis of size 1. A second derivative is refused as well."""
     q, k, v, beta, state = (x.detach() for x in inputs(T=37))
     for function, wrong, words in [
             (delta_rule_chunked, (q, k, v, beta, state.mT), "state must have"),
-            (delta_rule_chunked, (q, k, v, beta, state[..., :1]), "state must have"),
-            (delta_rule_chunked, (q, k, v, beta[..., :1]), r"beta must have .*37\).*got .*1\)"),
-            (delta_rule_recurrent, (q, k, v, beta[..., None]), "beta must have"),
+            (delta_rule_chunked, (q, k, v, beta[..., :1]), "beta must have"),
             (delta_product, (q, k[..., None, :], v[..., None, :], beta[..., None, :]), "beta must"),
-            (scan_chunked, (q, k, k[..., :3], v), r"b must have the shape .*37, 5\).*37, 3\)"),
-            (scan_recurrent, (q[..., :1, :], k, k, v), "q must have the shape"),
-            (scan_recurrent, (q[:1], k, k, v), "q must have the shape"),
+            (scan_chunked, (q, k, k[..., :3], v), "b must have"),
+            (scan_recurrent, (q[..., :1, :], k, k, v), "q must have"),
             (scan_chunked, [x[..., :0, :] for x in (q, k, k, v)], "T >= 1")]:
         with pytest.raises(ValueError, match=words):
             function(*wrong)
