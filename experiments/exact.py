@@ -250,8 +250,8 @@ STUDIES = [Study("exact", SETTINGS, run)]
 
 def stored():
     """The task and the model of S5."""
-    task = ReplTask(Group("S5"))
-    task.example = "a = 3"  # for play.py
+    task = ReplTask(Group("S5"), literal_fraction=0.5)  # play.py asks for it
+    task.example = "a = 3"
     model = Exact(task)
     model.load_state_dict(torch.load(PATH, weights_only=True))
     return task, model.eval()

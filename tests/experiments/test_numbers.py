@@ -31,8 +31,8 @@ price = int(min(lstms[12]) / max(deltas[12]))
 loop = of("bench", "loop")
 copied = [[100 * row["results"][i]["all"] for row in records("copies", training="full")]
           for i in range(4)]
-unseen = min(of("unseen", lambda row: row["seen"] if at(row, 2)["pairs_correct"] ==
-                at(row, 2)["pairs"] else None))
+unseen = min(of("unseen", lambda row: row["seen"] if at(row, length=2)["pairs_correct"] ==
+                at(row, length=2)["pairs"] else None))
 parity = [of("supervision", "solved", task="parity", model="linrnn", training=training)
           for training in ("curriculum", "states, linear")]
 bpe, letters = [records("strings", lexer="bpe", reveal=reveal)
