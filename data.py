@@ -94,18 +94,18 @@ class ReplTask(Lexer):
     def trace(self, commands, asked, values=None, literals=()):
         """The trace of these commands [L, n], with one reveal for each variable in asked [L/S].
 
-        values [n]: of the first lines.  literals: {t: (variable, value)}, a line before command t.
+        values [n]: of the first lines.  literals: {t: (variable, value)}, a line after command t.
         """
         spacing = len(commands) // len(asked)
         state = [*range(self.group.degree)] if values is None else [*values]
         text = self.start_lines(values)
         for t, g in enumerate(commands):
+            text += self.command_line(g)
+            state = [state[i] for i in g]  # new[i] = old[g[i]]
             if t in literals:
                 variable, value = literals[t]
                 text += self.literal_line(variable, value)
                 state[variable] = value
-            text += self.command_line(g)
-            state = [state[i] for i in g]  # new[i] = old[g[i]]
             if (t + 1) % spacing == 0:
                 variable = asked[t // spacing]
                 text += self.reveal_lines(variable, state[variable])
@@ -142,10 +142,10 @@ class ReplTask(Lexer):
         return self.test_batch(batch, length, spacing, rng, repeated, *more)
 
     def dense_batch(self, batch, length, spacing, rng):
-        """A training_batch with random first values and, perhaps, a literal after each reveal."""
+        """A training_batch with random first values and, perhaps, a literal before each reveal."""
         n = self.group.degree
         values = rng.integers(n, size=(batch, n))
-        places = range(spacing, length, spacing) if rng.random() < self.literal_fraction else ()
+        places = range(spacing - 1, length, spacing) if rng.random() < self.literal_fraction else ()
         literals = rng.integers(n, size=(batch, len(places), 2))
         literals[..., 1] = np.take_along_axis(values, literals[..., 1], 1)  # any first value again
         literals = [dict(zip(places, row)) for row in literals.tolist()]
