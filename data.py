@@ -71,7 +71,7 @@ class ReplTask(Lexer):
     literal_fraction: the fraction of dense batches (train.py) with lines such as `>>> b = 3`.
     """
 
-    def __init__(self, group, commands="full", repeat_fraction=0.5, literal_fraction=0.0):
+    def __init__(self, group, commands="full", repeat_fraction=0.5, literal_fraction=0.5):
         if commands not in ("full", "swap"):
             raise UserError(f"commands must be full or swap; got {commands!r}")
         if commands == "swap" and group.order != factorial(group.degree):

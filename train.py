@@ -8,7 +8,7 @@ Test traces begin with the values 1, 2, ..., and only permute them. Training add
 cannot teach:
     repeated commands   Precision: the error of one command adds up until the loss can see it.
     dense batches       Reading: they have more reveals than their stage, and random values in the
-                        first lines; with `literal_fraction`, a `b = 3` may follow later. Without
+                        first lines; half of them also assign literals later, as in `b = 3`. Without
                         them a model ignores the first lines, which never change, and often the
                         reveals too. (If all batches had random values, the first stage would not
                         be learned.)
@@ -66,7 +66,7 @@ class Config:
     curriculum: tuple = ((2, 1), (8, 1), (16, 2), (32, 4), (64, 8))  # LENGTH:SPACING,...
     batch: int = 16                # traces per step
     dense_fraction: float = 0.25   # fraction of batches with dense reveals and random values
-    literal_fraction: float = 0.0  # fraction of these that also assign literals, as in `b = 3`
+    literal_fraction: float = 0.5  # fraction of these that also assign literals, as in `b = 3`
     pass_accuracy: float = 0.97    # reveal accuracy that a batch needs to pass a stage
     pass_patience: int = 3         # consecutive batches that must reach it
     max_curriculum_steps: int = 1500  # stop if the last stage is not reached by this step

@@ -5,10 +5,9 @@ point the same way and add up, so loops break first.
 
 A value that is read ends the errors of its variable, if the model writes it into its state. But
 where all traces begin with 1, 2, ..., no model need read values. So a quarter of the batches in
-train.py have *dense reveals*, more than their stage asks for, and random values in the first lines.
-The table has a column for training without each, and one for training with literals, such as
-`b = 3`, later in a trace as well: these are read then, at a price in precision. A session *joined
-late*, without first lines, is a control: no training trace begins like it.
+train.py have *dense reveals*, more than their stage asks for, and random values in the first lines;
+half of them also have literals, as in `b = 3`. The table has a column for training without each. A
+session *joined late*, without first lines, is a control: no training trace begins like it.
 
     python -m experiments.drift [--run]    the table; --run: five minutes per missing run
     python -m experiments.drift DIR        the same table for your own run
@@ -149,17 +148,17 @@ def law(model, task, heads=None, length=128):
 
 # --- 3. The study ---------------------------------------------------------------------------------
 
-RECIPES = ["default", "literals", "no other values", "no dense reveals"]
+RECIPES = ["default", "no literals", "no other values", "no dense reveals"]
 SETTINGS = [*grid(recipe=RECIPES[:1], seed=range(290, 310)),
             *grid(recipe=RECIPES[1:], seed=range(290, 293))]
 TESTS = [(128, 1), (128, 16), (256, 1), (256, 32), (512, 64), (1024, 128)]
 
 
 class Recipe(ReplTask):
-    """ReplTask, with literals in half of the dense batches, or without a difference of theirs."""
+    """ReplTask, without one of the three differences of a dense batch, or as it is."""
 
     def __init__(self, group, recipe="default"):
-        super().__init__(group, literal_fraction=0.5 if recipe == "literals" else 0.0)
+        super().__init__(group, literal_fraction=0 if recipe == "no literals" else 0.5)
         self.recipe = recipe
 
     def dense_batch(self, batch, length, spacing, rng):

@@ -250,7 +250,7 @@ STUDIES = [Study("exact", SETTINGS, run)]
 
 def stored():
     """The task and the model of S5."""
-    task = ReplTask(Group("S5"), literal_fraction=0.5)  # play.py asks for it
+    task = ReplTask(Group("S5"))
     task.example = "a = 3"
     model = Exact(task)
     model.load_state_dict(torch.load(PATH, weights_only=True))
