@@ -91,24 +91,23 @@ class ReplTask(Lexer):
     # A trace is a text. The code below numbers values and variables from 0; the text numbers values
     # from 1.
 
-    def trace(self, commands, asked, values=None, literals=()):
+    def trace(self, commands, asked, values=None, literals=None):
         """The trace of these commands [L, n], with one reveal for each variable in asked [L/S].
 
-        values [n]: of the first lines.  literals: {t: (variable, value)}, a line after command t.
+        values [n]: of the first lines.  literals [L/S, 2]: (variable, value), one before each reveal.
         """
         spacing = len(commands) // len(asked)
         state = [*range(self.group.degree)] if values is None else [*values]
-        text = self.start_lines(values)
-        for t, g in enumerate(commands):
-            text += self.command_line(g)
-            state = [state[i] for i in g]  # new[i] = old[g[i]]
-            if t in literals:
-                variable, value = literals[t]
-                text += self.literal_line(variable, value)
-                state[variable] = value
-            if (t + 1) % spacing == 0:
-                variable = asked[t // spacing]
-                text += self.reveal_lines(variable, state[variable])
+        text = self.start_lines(state)
+        for block, variable in enumerate(asked):
+            for g in commands[block * spacing:(block + 1) * spacing]:
+                text += self.command_line(g)
+                state = [state[i] for i in g]  # new[i] = old[g[i]]
+            if literals:
+                given, value = literals[block]
+                text += self.literal_line(given, value)
+                state[given] = value
+            text += self.reveal_lines(variable, state[variable])
         return text
 
     def start_lines(self, values=None):
@@ -136,31 +135,34 @@ class ReplTask(Lexer):
 
     # A batch holds traces as arrays of tokens. All traces of a batch are equally long.
 
-    def training_batch(self, batch, length, spacing, rng, *more):
+    def test_batch(self, batch, length, spacing, rng):
+        """Uniformly random commands, and after every `spacing` of them a uniform reveal."""
+        return self.batch_of(map(self.trace, *self.draw_program(batch, length, spacing, rng)))
+
+    def training_batch(self, batch, length, spacing, rng):
         """A test_batch in which some traces repeat commands (section 4)."""
-        repeated = round(self.repeat_fraction * batch) if length >= SHORTEST_WITH_REPEATS else 0
-        return self.test_batch(batch, length, spacing, rng, repeated, *more)
+        drawn = self.draw_program(batch, length, spacing, rng, self.repeat_fraction)
+        return self.batch_of(map(self.trace, *drawn))
 
     def dense_batch(self, batch, length, spacing, rng):
         """A training_batch with random first values and, perhaps, a literal before each reveal."""
         n = self.group.degree
-        values = rng.integers(n, size=(batch, n))
-        places = range(spacing - 1, length, spacing) if rng.random() < self.literal_fraction else ()
-        literals = rng.integers(n, size=(batch, len(places), 2))
-        literals[..., 1] = np.take_along_axis(values, literals[..., 1], 1)  # any first value again
-        literals = [dict(zip(places, row)) for row in literals.tolist()]
-        return self.training_batch(batch, length, spacing, rng, values.tolist(), literals)
+        drawn = self.draw_program(batch, length, spacing, rng, self.repeat_fraction)
+        values = rng.integers(n, size=(batch, n)).tolist()
+        literals = rng.integers(n, size=(batch, length // spacing, 2)).tolist()
+        if rng.random() >= self.literal_fraction:
+            literals = [None] * batch
+        return self.batch_of(map(self.trace, *drawn, values, literals))
 
-    def test_batch(self, batch, length, spacing, rng, repeated=0, *more):
-        """Uniformly random commands, and after every `spacing` of them a uniform reveal.
-
-        repeated: the first `repeated` traces repeat commands.  more: trace's values and literals.
-        """
+    def draw_program(self, batch, length, spacing, rng, repeat_fraction=0.0):
+        """Commands [batch, L, n], and the variables that are revealed [batch, L/S], as lists."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
-        commands[:repeated] = repeat_commands(commands[:repeated], rng)
+        if length >= SHORTEST_WITH_REPEATS:
+            repeated = round(repeat_fraction * batch)
+            commands[:repeated] = repeat_commands(commands[:repeated], rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return self.batch_of(map(self.trace, commands.tolist(), asked.tolist(), *more))
+        return commands.tolist(), asked.tolist()
 
     def batch_of(self, texts):
         """Traces as a Batch: the target of each token is the token after it."""

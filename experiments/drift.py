@@ -166,7 +166,7 @@ class Recipe(ReplTask):
             spacing = dict(Config.curriculum)[length]  # that of the stage
         return super().dense_batch(batch, length, spacing, rng)
 
-    def trace(self, commands, asked, values=None, literals=()):
+    def trace(self, commands, asked, values=None, literals=None):
         values = None if self.recipe == "no other values" else values
         return super().trace(commands, asked, values, literals)
 

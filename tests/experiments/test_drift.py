@@ -84,10 +84,10 @@ def test_a_recipe_lacks_one_part_of_the_dense_batches():
     """By default they are those of train.py, to the bit. The others are dense in the same steps."""
     parts = {recipe: [set(), set(), set()] for recipe in drift.RECIPES}
     for step, stage in itertools.product(range(40), (0, 3)):
-        usual, usually = trainer.draw(ReplTask(Group("S3")), Config(batch=2), Progress(stage=stage),
+        usual, usually = trainer.draw(ReplTask(Group("S5")), Config(batch=2), Progress(stage=stage),
                                       generator(1, "train", step))
         for recipe, (dense, other, literals) in parts.items():
-            task = Recipe(Group("S3"), recipe)
+            task = Recipe(Group("S5"), recipe)
             batch, counts = trainer.draw(task, Config(batch=2), Progress(stage=stage),
                                          generator(1, "train", step))
             assert counts == usually
@@ -97,7 +97,7 @@ def test_a_recipe_lacks_one_part_of_the_dense_batches():
                 text = task.decode(batch.inputs[0])
                 dense.add(batch.reveals[0].sum() > 32 / 4)
                 other.add(not text.startswith(task.start_lines()))
-                literals.add(len(re.findall(r" = \d", text)) > 3)
+                literals.add(len(re.findall(r" = \d", text)) > 5)
     some = {True, False}
     assert [*parts.values()] == [[{True}, {True}, some], [{True}, {True}, {False}],
                                  [{True}, {False}, some], [{False}, {True}, some]]
