@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from data import Group, ReplTask, draw_commands, generator, run_cli
 from eval import evaluate, make, predict
 from experiments import Study, chapter, grid, min_max, number, records, summary, table
-from experiments.groups import alphabet, run_commands
+from experiments.groups import all_commands, run_commands
 from experiments.inside import Untracked, fit_image, read_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw_lines, ticks_at
 from experiments.reading import follow, is_right, read
@@ -140,7 +140,7 @@ def law(model, task, heads=None, length=128):
         image, _ = fit_image(model, task, heads)
     except Untracked:
         return {}
-    same = alphabet(task)[::2, None].repeat(length, 1)
+    same = all_commands(task)[::2, None].repeat(length, 1)
     fresh = draw_commands(task.group, task.commands, same.shape[:2], generator(0, "test", length))
     return {kind: np.median(errors(model, task, image, commands), 0).tolist()
             for kind, commands in [("random commands", fresh), ("one command repeated", same)]}
