@@ -211,13 +211,8 @@ class Group:
             self.letter, self.degree, self.order = read_name(name)
         else:
             self.letter = None
-            self.elements = np.unique(elements, axis=0)
+            self.elements = checked_elements(name, elements)
             self.order, self.degree = self.elements.shape
-            products = self.elements[:, self.elements].reshape(-1, self.degree)  # of any two: g[h]
-            if len(np.unique(products, axis=0)) > self.order:
-                raise UserError(f"group {name}: list all elements, and not only generators")
-            if len(np.unique(self.elements[:, 0])) < self.degree:
-                raise UserError(f"group {name} is not transitive: a never gets some of the values")
         if self.degree > 26:
             raise UserError(f"variables are the letters a to z, but {name} needs {self.degree}")
         # A random element of a transitive group sends a point to every point equally often.
@@ -267,6 +262,27 @@ def read_name(name):
     n = int(name[1:])
     orders = {"S": factorial(n), "A": factorial(n) // 2, "Z": n, "D": 2 * n}
     return letter, n, orders[letter]
+
+
+def checked_elements(name, elements):
+    """The elements of a group in lexicographic order.  Raises: UserError if it is none."""
+    elements = np.asarray(elements)
+    points = np.arange(elements.shape[-1])
+    if (elements.ndim != 2 or elements.dtype.kind not in "iu"
+            or (np.sort(elements) != points).any()):
+        raise UserError(f"group {name}: each element must list the positions 0, 1, ... in some "
+                        f"order; got {str(elements.tolist())[:40]}")
+    elements = np.unique(elements.astype(np.uint8), axis=0)
+
+    def rows(perms):  # as byte strings, so that a set can hold them
+        return np.ascontiguousarray(perms).view(f"V{len(points)}").ravel().tolist()
+
+    listed = {*rows(elements)}
+    if not all(listed.issuperset(rows(elements[:, g])) for g in elements):  # first any, then g
+        raise UserError(f"group {name}: list all elements, and not only generators")
+    if len(np.unique(elements[:, 0])) < len(points):
+        raise UserError(f"group {name} is not transitive: a never gets some of the values")
+    return elements.astype(int)
 
 
 def is_odd(perms):
@@ -326,6 +342,9 @@ class UserError(ValueError):
 
 def run_cli(command):
     """Run a command. Bad input ends it with one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a Windows pipe may have no Greek letters
+            stream.reconfigure(errors="backslashreplace")
     try:
         command()
         sys.stdout.flush()

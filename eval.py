@@ -13,6 +13,7 @@ Next: train.py, which makes the runs that this file reads.
 
 import argparse
 import inspect
+import os
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
 
     model: any module, tokens [B, T] -> logits [B, T, vocabulary]. task: see data.py.
     """
+    if traces < 1 or seed < 0:
+        raise UserError(f"traces must be at least 1, and seed at least 0; got {traces} and {seed}")
     # The traces depend on these numbers only, so every model reads the same ones.
     rng = generator(seed, "test", length, spacing)
     inputs, targets, reveals = task.test_batch(traces, length, spacing, rng)[:3]
@@ -149,10 +152,13 @@ def read_run(folder):
     if not path.exists():
         raise UserError(f"there is no run in {folder}")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)  # executes no code
+        run = torch.load(path, map_location="cpu", weights_only=True)  # executes no code
     except Exception as error:  # torch raises many kinds
         raise UserError(f"{path} cannot be read: it is damaged, or holds more than tensors and "
                         "Python's own numbers, texts, lists and dicts") from error
+    if not isinstance(run, dict) or not {"config", "model"} <= run.keys():
+        raise UserError(f"{path} is no run of train.py: it has no config")
+    return run
 
 
 def make(config):
@@ -190,23 +196,32 @@ def device(name):
     return name
 
 
+def add_table_options(parser):
+    """The options of eval.py that train.py has as well."""
+    add = parser.add_argument
+    add("--lengths", type=stages, default=LENGTHS,
+        help="rows LENGTH:SPACING,... of the table (default 64:8,128:1,128:16,256:32)")
+    add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
+    add("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
+
+
 def main(argv=None):
     parser = make_parser("How far does a trained model track?")
     add = parser.add_argument
     add("run", metavar="RUN", help="a run folder made by train.py")
-    add("--lengths", type=stages, default=LENGTHS,
-        help="LENGTH:SPACING,... (default 64:8,128:1,128:16,256:32)")
-    add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
+    add_table_options(parser)
     add("--seed", type=int, default=0, help="seed of the test traces (default 0)")
-    add("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
     if args.plot and not Path(args.plot).parent.is_dir():
         raise UserError(f"there is no folder for {args.plot}")
+    if args.plot and not args.plot.endswith((".png", ".pdf", ".svg")):
+        raise UserError(f"a figure is a .png, .pdf or .svg; got {args.plot}")
 
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
+        os.environ.pop("MPLBACKEND", None)  # a notebook's own may be missing here
         curriculum = read_run(args.run)["config"]["curriculum"]
         folder = Path(args.run).resolve()
         folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt

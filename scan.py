@@ -12,9 +12,9 @@ Symbols
     q_TK  the query, which reads the state            v_TV  the value to store under k
     k_TK  the key: S^T k is what is stored under it   b_TK  the direction of the write
     d_TV  the delta: the error of what is stored under k, equation (1)
-A tensor's name ends in its last axes. Leading axes, such as batch and heads, are free. In (5) to
-(16), Q, K, V, B and D are matrices, with the q ... d of one chunk as their rows, and L is a
-triangle (in data.py it is a number of commands).
+Time is the axis before the last; leading axes, such as batch and heads, are free. A tensor's name
+ends in its last axes. In (5) to (16), Q, K, V, B and D are matrices, with the q ... d of one chunk
+as their rows, and L is a triangle (in data.py it is a number of commands).
 
 Sources
     [1] Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174: the delta rule as linear attention.
@@ -22,6 +22,12 @@ Sources
     [3] Grazzi, Siems, Zela, Franke, Hutter, Pontil 2025, arXiv 2411.12537: eigenvalue -1.
     [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: DeltaProduct.
 
+Names elsewhere. All treat only the delta rule, b = beta k, and scale each error by beta at once.
+    here                     [1]       [2]                  flash-linear-attention
+    q, k [B, H, T, K]                                       q, k [B, T, H, K]: time BEFORE the heads
+    S (K x V), or state      W^T       S^T                  initial_state, final_state
+    Diag(beta) U, W, D       -         U, W, U - W S^T      u, w, v_new
+    Diag(beta) (I + L)^-1    -         T, "UT transform"    A
 Does NOT include: GPU kernels, hidden scales or normalisations, decay gates. A gate a_t in (0, 1],
 as in Gated DeltaNet (arXiv 2412.06464), would multiply I - beta k k^T. To add one, let A_t be a_1
 a_2 ... a_t, scan v_t / A_t in place of v_t, and multiply the outputs and the state by A_t. Start
@@ -87,20 +93,9 @@ def swap_machine_keys(commands):
 #
 #     |y - beta (k.y) k|^2 = |y|^2 - beta (2 - beta) (k.y)^2
 #
-# How much does a swap lose? It should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. After
-# m steps, at most this fraction of x can have become -x. (The order of the steps does not matter.)
-#
-#     beta up to     1     1.5    1.9     2
-#     m = 3         .25    .63    .93     1
-#     m = 13        .70    .88    .98     1        (a command on five variables has 13 tokens)
-#
-# The first column is cos^(m+1)(pi / (m+1)); section 8 proves it. The next two were found by search.
-# Section 8 also shows why the losses of repeated commands add up.
-#
-# This is a price, not a prohibition. Two projections (beta = 1) carry half of a row into an empty
-# slot. So they could drive the machine above until its values underflow, if the reader divides by
-# the norm (and so is not continuous at 0). A trained DeltaNet with beta <= 1 does not fail at once
-# either: that of README is right after four commands, and guesses after sixteen.
+# So whatever the steps, a swap loses something. Spread over the 13 tokens of a command on five
+# variables, with beta <= 1, it keeps at most 70%. Section 8 proves this, and that the losses of
+# repeated commands add up.
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
@@ -219,14 +214,6 @@ def upcast(x):
 # I - b k^T, and the whole chunk multiplies it by I - B^T W. So I - B^T W is the product of C such
 # factors, the last one leftmost.
 # For the delta rule this is the "WY form" of Bischof and Van Loan (1987), as [2] pointed out.
-#
-# Names elsewhere. The literature treats only the delta rule, and scales each error by beta at once:
-#
-#     Yang et al. [2]         here                       Schlag et al. [1]
-#     S (V x K)               S^T                        W
-#     U, W                    Diag(beta) U, W            -
-#     U - W S^T               Diag(beta) D               -
-#     T, "UT transform"       Diag(beta) (I + L)^-1      -
 
 
 def scan_chunked(q, k, b, v, state=None, chunk_size=None):
@@ -375,9 +362,10 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 #     in its slots (0 and 1 are exact)    1e-7        0          0        0
 #     in a rotated basis                  3e-5       .03        .2       .7
 #
-# All values can still be read. A key must be more precise: with bfloat16 keys and a float32 state,
-# values fade by a third, even in their slots. So models.py normalises keys in float32. (Keys
-# e_i - e_j with beta = 1 make the same swaps in integers: then sums are exact, and nothing drifts.)
+# A value is misread from .5 on: in all formats but int8, all can still be read. A key must be more
+# precise: with bfloat16 keys and a float32 state, values fade by a third, even in their slots. So
+# models.py normalises keys in float32. (Keys e_i - e_j with beta = 1 make the same swaps in
+# integers: then sums are exact, and nothing drifts.)
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------
@@ -472,11 +460,11 @@ class ChunkedScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g_out_NCV, G_KV):
-        if torch.is_grad_enabled():  # for a second derivative; autograd cannot see into an operator
-            raise RuntimeError("the chunked scan has no second derivative; use scan_recurrent")
-        # Complex gradients need the conjugates. A real tensor is its own conjugate.
-        saved = [x.conj().resolve_conj() for x in ctx.saved_tensors]
-        return tuple(backward_operator(*saved, g_out_NCV, G_KV))
+        # Autograd cannot see into an operator, and (10) to (16) have no conjugates.
+        if torch.is_grad_enabled() or g_out_NCV.is_complex():
+            raise RuntimeError("the chunked scan has no second derivative, and no gradient of "
+                               "complex inputs; use scan_recurrent")
+        return tuple(backward_operator(*ctx.saved_tensors, g_out_NCV, G_KV))
 
 
 @torch.library.custom_op(f"{OPERATORS}::chunked_forward", mutates_args=())
@@ -510,9 +498,21 @@ def _(q, k, b, inverse, w, starts, d, P, g_out, G):
     return [x.new_empty(x.shape) for x in (q, k, b, g_out, G)]
 
 
-# --- 8. Two proofs --------------------------------------------------------------------------------
+# --- 8. Two proofs: what is lost without beta = 2 ---------------------------------------------------
 #
-# At most cos^(m+1)(pi / (m+1)) of x becomes -x in m steps with beta <= 1 (the table of section 1):
+# A swap should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. After m steps, in any order,
+# at most this fraction of x can have become -x (beta <= 1 is proved below; the others were found by
+# search):
+#
+#     beta up to     1     1.5    1.9     2
+#     m = 3         .25    .63    .93     1
+#     m = 13        .70    .88    .98     1
+#
+# This is a price, not a prohibition. Two projections (beta = 1) carry half of a row into an empty
+# slot, so they could drive the swap machine until its values underflow, if the reader divides by
+# the norm (and so is not continuous at 0). A trained DeltaNet with beta <= 1 does not fail at once.
+#
+# At most cos^(m+1)(pi / (m+1)) of x becomes -x in m steps with beta <= 1:
 #     Let a step turn y into z. If beta <= 1, then y.z - |z|^2 = beta (1 - beta) (k.y)^2 >= 0. So
 #     |z| <= |y| cos phi, where phi is the angle between y and z (below pi/2, or z = 0).
 #     If m steps turn x into x_m, then -x.x_m is at most a product of m + 1 cosines: one for each

@@ -16,7 +16,11 @@ cannot teach:
 The learning rates stay constant, so the parameters end up circling a solution. Their average over
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
-From Python: model, log = train(model, task, Config(curriculum=[(8, 1), (32, 4)], seed=1))
+From Python:
+    config = Config(curriculum=[(8, 1), (32, 4)], seed=1)
+    task, model = make(asdict(config))  # or a task and a model of your own
+    model, log = train(model, task, config)
+
 Next: analysis.ipynb, or python -m experiments.
 """
 
@@ -25,17 +29,19 @@ import copy
 import inspect
 import json
 import math
+import re
 import time
 import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from data import UserError, generator, make_parser, run_cli, stages
-from eval import LENGTHS, device, device_of, evaluate_and_print, make, read_run
+from eval import add_table_options, device_of, evaluate_and_print, make, read_run
 
 DENSER = (1, 1, 2, 4)  # spacings of dense reveals; 1 is listed twice, for half of the batches
 LOG_EVERY = 10  # steps
@@ -44,14 +50,23 @@ SAVE_EVERY = 50  # steps
 
 # --- 1. What determines a run ---------------------------------------------------------------------
 
+# Each model's own learning rates, from its grid (lab book, `baselines`). A model that is not listed
+# gets those of linrnn.
+RATES = {"linrnn": {"optimizer": "muon", "matrix_lr": 0.01, "lr": 2e-3},
+         "transformer": {"optimizer": "muon", "matrix_lr": 0.01, "lr": 2e-3},
+         "lstm": {"optimizer": "adamw", "matrix_lr": 4e-3, "lr": 4e-3}}
+
+
 @dataclass
 class Config:
     """Every field is an option of the command line: pass_accuracy is --pass-accuracy."""
 
-    # The task, and the model. None means the default of the model's class in models.py.
+    # The task and the model. make() of eval.py reads these fields; train() is given task and model.
+    # None means the default of the model's class in models.py.
     group: str = "S5"              # S<n>, A<n>, Z<n> or D<n>; the other defaults suit n up to 7
     commands: str = "full"         # full: permutations of all variables; swap: of two
     repeat_fraction: float = 0.5   # fraction of training traces with repeated commands
+    literal_fraction: float = 0.5  # fraction of dense batches with literals, as in `b = 3`
     model: str = "linrnn"          # linrnn (DeltaNet), transformer or lstm
     d_model: int = None            # width: 64 (transformer 56, lstm 60)
     layers: int = None             # 1 (transformer 2)
@@ -65,25 +80,35 @@ class Config:
     # stage may also be (L, S, steps): it takes exactly that many steps.
     curriculum: tuple = ((2, 1), (8, 1), (16, 2), (32, 4), (64, 8))  # LENGTH:SPACING,...
     batch: int = 16                # traces per step
-    dense_fraction: float = 0.25   # fraction of batches with dense reveals and random values
-    literal_fraction: float = 0.5  # fraction of these that also assign literals, as in `b = 3`
+    dense_fraction: float = 0.25   # fraction of batches that are dense
     pass_accuracy: float = 0.97    # reveal accuracy that a batch needs to pass a stage
     pass_patience: int = 3         # consecutive batches that must reach it
     max_curriculum_steps: int = 1500  # stop if the last stage is not reached by this step
     final_steps: int = 350         # steps of the last stage
     average: bool = True           # return the mean of the last stage's parameters (--no-average)
 
-    # The optimisers. Muon normalises the update, so its learning rate *is* the step size. With both
-    # learning rates doubled, training is as fast but less precise: some seeds fail at 256 commands.
-    optimizer: str = "muon"        # muon or adamw, for the matrices
-    matrix_lr: float = 0.01        # learning rate of the matrices
-    lr: float = 2e-3               # learning rate of all other parameters, by AdamW
+    # The optimisers. Muon normalises the update, so its learning rate *is* the step size. None means
+    # the model's own (RATES): linrnn 0.01, 2e-3, where twice as much is as fast but less precise.
+    optimizer: str = None          # muon or adamw, for the matrices
+    matrix_lr: float = None        # learning rate of the matrices
+    lr: float = None               # learning rate of all other parameters, by AdamW
     warmup: int = 50               # steps over which both learning rates rise from 0
     weight_decay: float = 0.01     # of all parameters
     reveal_weight: float = 1.0     # weight of the extra loss on the revealed values
 
     seed: int = 0                  # of the traces and of the initial parameters
     compile: bool = False          # torch.compile: pays off after about 2,000 steps
+
+    def __post_init__(self):
+        """Fill in the learning rates.  Raises: UserError for an optimizer without one."""
+        own = RATES.get(self.model, RATES["linrnn"])
+        if self.optimizer not in (None, "muon", "adamw"):
+            raise UserError(f"optimizer must be muon or adamw; got {self.optimizer!r}")
+        if self.optimizer not in (None, own["optimizer"]) and self.matrix_lr is None:
+            raise UserError(f"{self.optimizer} needs a matrix_lr (--matrix-lr) of its own")
+        for name, value in own.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
     def steps_of(self, stage):
         """How many steps a stage takes; None for one that lasts until it is passed."""
@@ -104,6 +129,30 @@ class Progress:
     seconds: float = 0.0  # spent in steps
     finished: bool = False
 
+    def count(self, tokens, good):
+        """Count a step. good: whether its batch was good enough, or None if it does not count."""
+        self.step += 1
+        self.stage_step += 1
+        self.tokens += tokens
+        if good is not None:  # other batches neither continue a streak of good ones nor break it
+            self.streak = self.streak + 1 if good else 0
+
+    def stage_is_over(self, config):
+        steps = config.steps_of(self.stage)
+        return self.streak >= config.pass_patience if steps is None else self.stage_step >= steps
+
+    def next_stage(self, config):
+        """A new stage starts a new streak, since its batches are harder."""
+        if self.stage == len(config.curriculum) - 1:
+            self.finished = True
+            return
+        length, spacing, *_ = config.curriculum[self.stage]
+        print(f"({length},{spacing}) passed after {self.step} steps, "
+              f"{self.tokens / 1e6:.2f} million tokens", flush=True)
+        self.stage += 1
+        self.stage_step = self.streak = 0
+        self.stage_ends.append(self.tokens)
+
 
 # --- 2. What train() asks at every step; pass it functions of your own to change the answers ------
 
@@ -119,12 +168,14 @@ def draw(task, config, now, rng):
 
 
 def loss(model, batch, config):
-    """What to minimise, and the numbers for the log. batch: a Batch of tensors.
+    """What to minimise, and the numbers for the log. batch: a Batch of tensors."""
+    return loss_of(model(batch.inputs), batch, config)
 
-    The mean cross-entropy of all tokens, plus reveal_weight times that of the revealed values,
-    since most other tokens of a random trace are unpredictable noise.
+
+def loss_of(logits, batch, config):
+    """The mean cross-entropy of all tokens, plus reveal_weight times that of the revealed values,
+    since most other tokens of a random trace are unpredictable noise. logits: [B, T, vocabulary].
     """
-    logits = model(batch.inputs)  # [B, T, vocabulary]
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
     losses = losses.view(batch.targets.shape)
     mean = losses.mean()
@@ -149,7 +200,7 @@ def lr_scale(config, now):
 
 def gives_up(model, config, now):
     """Whether training stops before its last stage is over."""
-    return not config.steps_of(now.stage) and now.step >= config.max_curriculum_steps
+    return config.steps_of(now.stage) is None and now.step >= config.max_curriculum_steps
 
 
 # --- 3. The training loop -------------------------------------------------------------------------
@@ -159,19 +210,23 @@ def train(model, task, config, folder=None, resume=False,
     """Train a model on a task (data.py).
 
     model: a module, tokens [B, T] -> logits, on its device. Afterwards it has the last parameters.
+    config: of its fields, those of the task and the model are only stored.
     folder: where checkpoints go. resume: continue the run in that folder, if there is one. The two
-        runs must have the same config, model and first batch; the functions below are not compared.
+        runs must have the same config, model and task; the functions below are not compared.
         (eval.load reads the folder if the config describes the model and the task.)
     draw, loss, lr_scale, gives_up: those of section 2, or functions of your own.
 
     Returns: a copy of the model with the averaged parameters, and the log, a list of dicts.
-        (The average can fail, since the loss may be high between good solutions. An example is a
-        counter modulo 5, trained on (8,1) and then (32,4): with the last parameters it gets over
-        99% of the reveals right, and with the average under 15%. --no-average returns the last.)
+    Raises: UserError, as for a gradient that is not finite.
     """
+    check(config)
     model.train()
     now = Progress()
     log = []
+    last = len(config.curriculum) - 1
+    averages = config.average and last > 0
+    if averages and any(x.dtype in (torch.bfloat16, torch.float16) for x in model.parameters()):
+        raise UserError("half precision rounds an average away; use average=False")
     average = copy.deepcopy(model)
     optimizers = make_optimizers(model, config)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
@@ -180,12 +235,14 @@ def train(model, task, config, folder=None, resume=False,
         now, log = restore(folder, model, average, optimizers)
 
     network = torch.compile(model, dynamic=True) if config.compile else model  # for any length
-    last = len(config.curriculum) - 1
     while not now.finished:
-        # Draw. The batch depends on the seed and the step only, so a resumed run draws the batches
-        # that the interrupted run would have drawn.
         start = time.perf_counter()
         stage = now.stage
+        for optimizer, peak in zip(optimizers, peaks):
+            optimizer.param_groups[0]["lr"] = peak * lr_scale(config, now)
+
+        # Draw. The batch depends on the seed and the step only, so a resumed run draws the batches
+        # that the interrupted run would have drawn.
         batch, counts = draw(task, config, now, generator(config.seed, "train", now.step))
         batch = to_tensors(batch, device_of(model))
 
@@ -193,48 +250,30 @@ def train(model, task, config, folder=None, resume=False,
         objective, metrics = loss(network, batch, config)
         model.zero_grad()
         objective.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+        if not math.isfinite(norm):
+            raise UserError(f"step {now.step + 1}: the gradient is not finite; try a lower lr")
 
-        # Update. torch keeps a learning rate beside each group of parameters.
-        for optimizer, peak in zip(optimizers, peaks):
-            optimizer.param_groups[0]["lr"] = peak * lr_scale(config, now)
+        # Update, and average over the last stage, unless it is the only one.
+        for optimizer in optimizers:
             optimizer.step()
+        update_mean(average, model, now.stage_step + 1 if averages and stage == last else 1)
 
-        # Average over the last stage, unless it is the only one: move 1/n of the way to the n-th
-        # parameters. Elsewhere n = 1, which copies the newest.
-        n = now.stage_step + 1 if config.average and stage == last > 0 else 1
-        for mean, parameter in zip(average.parameters(), model.parameters()):
-            mean.data.lerp_(parameter.data, 1 / n)
-        for copied, buffer in zip(average.buffers(), model.buffers()):
-            copied.copy_(buffer)
-
-        # Count. Batches that do not count neither continue a streak of good ones nor break it.
-        now.step += 1
-        now.stage_step += 1
-        now.tokens += batch.inputs.numel()
-        if counts:
-            good = metrics["reveal_accuracy"] >= config.pass_accuracy
-            now.streak = now.streak + 1 if good else 0
-
-        # Move on. A new stage starts a new streak, since its batches are harder.
-        length, spacing, *_ = config.curriculum[stage]
-        steps = config.steps_of(stage)
-        over = (now.stage_step >= steps) if steps else (now.streak >= config.pass_patience)
-        if over and stage < last:
-            now.stage += 1
-            now.stage_step = now.streak = 0
-            now.stage_ends.append(now.tokens)
-            print(f"({length},{spacing}) passed after {now.step} steps, "
-                  f"{now.tokens / 1e6:.2f} million tokens", flush=True)
-        elif over or gives_up(model, config, now):
+        # Count, and move on.
+        good = metrics["reveal_accuracy"] >= config.pass_accuracy
+        now.count(batch.inputs.numel(), good if counts else None)
+        if now.stage_is_over(config):
+            now.next_stage(config)
+        elif gives_up(model, config, now):
             now.finished = True
         now.seconds += time.perf_counter() - start
 
         # Log, report and save: the first step, the last, and some between.
+        length, spacing, *_ = config.curriculum[stage]
         ends = now.step == 1 or now.finished
         if ends or now.step % LOG_EVERY == 0:
             log.append({**asdict(now), "stage": stage, "length": length, "spacing": spacing,
-                        **metrics, "gradient_norm": norm.item()})
+                        **metrics, "gradient_norm": norm})
         if ends or now.step % SAVE_EVERY == 0:
             print(f"step {now.step}: ({length},{spacing}) loss {metrics['loss']:.3f}, "
                   f"reveal accuracy {metrics['reveal_accuracy']:.0%}", flush=True)
@@ -244,6 +283,29 @@ def train(model, task, config, folder=None, resume=False,
     if now.stage < last:
         print(f"NOT LEARNED: stopped in stage {now.stage + 1} of {last + 1}", flush=True)
     return average.eval(), log
+
+
+def update_mean(average, model, n):
+    """Move the parameters of `average` 1/n of the way to those of the model; n = 1 copies them.
+
+    So after n steps they are the mean of n. (It can be worse than each of them, since the loss may
+    be high between good solutions: a counter modulo 5 needs --no-average.)
+    """
+    for mean, parameter in zip(average.parameters(), model.parameters()):
+        mean.data.lerp_(parameter.data, 1 / n)
+    for newest, buffer in zip(average.buffers(), model.buffers()):
+        newest.copy_(buffer)
+
+
+def check(config):
+    """Raises: UserError for numbers with which no training can end, or begin."""
+    if not 0 <= config.seed < 2**64:
+        raise UserError(f"seed must be from 0 to 2^64 - 1; got {config.seed}")
+    for name in ("d_model", "layers", "heads", "householders", "conv_width", "batch",
+                 "final_steps", "warmup", "matrix_lr", "lr"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:  # as NaN is not
+            raise UserError(f"{name} must be positive; got {value}")
 
 
 def to_tensors(batch, device):
@@ -271,8 +333,6 @@ def make_optimizers(model, config):
 
     # beta2 below torch's 0.999: the runs are short and their gradients change quickly.
     adamw = {"betas": (0.9, 0.95), "weight_decay": config.weight_decay}
-    if config.optimizer not in ("muon", "adamw"):
-        raise UserError(f"optimizer must be muon or adamw; got {config.optimizer!r}")
     if config.optimizer == "muon":
         first = torch.optim.Muon(matrices, lr=config.matrix_lr, weight_decay=config.weight_decay)
     else:
@@ -283,13 +343,25 @@ def make_optimizers(model, config):
 # --- 4. The run folder: model.pt, from which a run resumes with the same bits, and results.json ---
 
 def identity_of(model, task, config, draw):
-    """A checksum of what a run is: its config, its model and its first batch."""
-    batch, _ = draw(task, config, Progress(), generator(config.seed, "train", 0))
-    parts = [asdict(config), batch.inputs.tolist()]
+    """A checksum of what a run is: its config, its model, and how its first and last stage begin."""
+    parts = [asdict(config)]
+    for stage in (0, len(config.curriculum) - 1):
+        batch, _ = draw(task, config, Progress(stage=stage), generator(config.seed, "train", 0))
+        parts.append(batch.inputs.tolist())
     for module in model.modules():
-        parts += [type(module).__name__, [x.shape for x in module.parameters(recurse=False)]]
-        parts += [pair for pair in vars(module).items() if isinstance(pair[1], (int, float, str))]
-    return zlib.crc32(repr(parts).encode())
+        parts += [type(module).__name__]
+        parts += [(x.shape, x.requires_grad) for x in module.parameters(recurse=False)]
+        parts += [pair for pair in vars(module).items() if pair[0][0] != "_" and is_plain(pair[1])]
+    saved = model.state_dict()  # a resumed run has its buffers from there
+    parts += [(name, x.tolist()) for name, x in model.named_buffers() if name not in saved]
+    return zlib.crc32(re.sub(" at 0x[0-9a-f]+", "", repr(parts)).encode())  # without addresses
+
+
+def is_plain(value):
+    """Whether it is a number, a text, None, a function, or a tuple, a list or a dict of these."""
+    if isinstance(value, (tuple, list, dict)):
+        return all(map(is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (int, float, str, type(None), FunctionType, BuiltinFunctionType))
 
 
 def has_run(folder, identity, resume):
@@ -338,9 +410,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
     add("--resume", metavar="DIR", help="continue the run in DIR, with the options stored there")
-    add("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
-    add("--lengths", type=stages, default=LENGTHS, help="rows LENGTH:SPACING,... of the last table")
-    add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
+    add_table_options(parser)
     for part in fields(Config):
         kind = {"type": stages if part.type is tuple else part.type}
         if part.type is bool:
@@ -348,13 +418,17 @@ def parse(argv=None):
         add(f"--{part.name.replace('_', '-')}", help=argparse.SUPPRESS, default=argparse.SUPPRESS,
             **kind)
     args = parser.parse_args(argv)
+    if args.traces < 1:
+        raise UserError(f"traces must be at least 1; got {args.traces}")
     names = [part.name for part in fields(Config)]
     typed = {name: value for name, value in vars(args).items() if name in names}
     if args.resume:
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")
         typed = read_run(args.resume)["config"]
-    return Config(**typed), args
+    config = Config(**typed)
+    check(config)
+    return config, args
 
 
 def main(argv=None):
@@ -365,13 +439,16 @@ def main(argv=None):
     folder = Path(args.resume or args.out or default)
     folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{parameters:,} parameters, chance {task.chance:.3f}, device {args.device}, "
-          f"{torch.get_num_threads()} threads, folder {folder}", flush=True)
+    print(f"{parameters:,} parameters, {config.optimizer} {config.matrix_lr:g} and adamw "
+          f"{config.lr:g}{'' if config.model in RATES else ' (as for linrnn)'}, chance "
+          f"{task.chance:.3f}, device {args.device}, {torch.get_num_threads()} threads, folder "
+          f"{folder}", flush=True)
 
     try:
         model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
     except KeyboardInterrupt:
-        print(f"\nto go on: python train.py --resume {folder}", flush=True)
+        if (folder / "model.pt").exists():
+            print(f"\nto go on: python train.py --resume {folder}", flush=True)
         raise
     rows = evaluate_and_print(model, task, args.lengths, args.traces)
     result = {"config": asdict(config), "results": rows, **log[-1], "parameters": parameters}

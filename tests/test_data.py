@@ -1,5 +1,6 @@
 """Traces are real Python, groups are groups. Oracle: the interpreter that runs the tests."""
 
+import io
 import itertools
 import math
 import re
@@ -67,7 +68,10 @@ def test_a_list_of_elements_makes_a_group_in_any_order_and_with_duplicates():
 
 
 @pytest.mark.parametrize("elements, words", [
-    (Q8[:7], "all elements"), (sorted(Q8)[1:], "all elements"),
+    (Q8[:7], "all elements"), (sorted(Q8)[1:], "all elements"), ([], "list the positions"),
+    ([[0.0, 1.0], [1.0, 0.0]], "list the positions"), ([[0, 0], [1, 1]], "list the positions"),
+    ([[0, -1], [-1, 0]], "list the positions"),
+    ([[1, 2, 3], [2, 3, 1], [3, 1, 2]], "positions 0, 1, ... in some order; got"),
     # The rotations of a square, and all of them after one swap: they are closed under rotations.
     ([np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)], "all elements"),
     ([[0, 1, 2], [1, 0, 2]], "not transitive"), ([[0, 1, 2], [0, 2, 1]], "not transitive")])
@@ -243,6 +247,14 @@ def test_each_line_of_the_demo_shows_pythons_state_after_it(options, capsys):
             exec(line[4:], {}, state)
         assert values.split() == [str(state.get(name, ".")) for name in names]
         assert tokens.replace("|", "") == line
+
+
+def test_what_a_console_cannot_show_is_escaped(monkeypatch):
+    """As on Windows, if the output goes to a file."""
+    console = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", console)
+    data.run_cli(lambda: print("β ≤ 2"))
+    assert console.buffer.getvalue().split() == [rb"\u03b2", rb"\u2264", b"2"]
 
 
 @pytest.mark.parametrize("piped, first", [

@@ -1,5 +1,6 @@
 """The table measures what it says: on an oracle that executes Python, and forgets on purpose."""
 
+import os
 import re
 from types import SimpleNamespace
 
@@ -172,17 +173,19 @@ def test_a_run_that_cannot_be_made_again_is_refused(changes, words, small_run, t
     refused(main, [tmp_path], words)
 
 
-@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", print])
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", print,
+                                     {"blocks.0.norm.weight": torch.zeros(2)}])
 def test_a_run_that_is_missing_or_unreadable_is_refused_and_executes_no_code(content, tmp_path,
                                                                              refused):
     refused(main, [tmp_path], "there is no run in", str(tmp_path))
     refused(main, [tmp_path / "nowhere"], "there is no run in", "nowhere")
     path = tmp_path / "model.pt"
-    if content is print:
-        torch.save({"model": print}, path)
-    else:
+    if isinstance(content, bytes):
         path.write_bytes(content)
-    refused(main, [tmp_path], f"{path} cannot be read")
+    else:
+        torch.save(content if isinstance(content, dict) else {"model": content}, path)
+    refused(main, [tmp_path], str(path),
+            "no run of train.py" if isinstance(content, dict) else "cannot be read")
 
 
 # --- The command line -----------------------------------------------------------------------------
@@ -194,10 +197,12 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
     task = ReplTask(Group("S3"))
     model = Interpreter(task, 3 + 3)
     monkeypatch.setattr("eval.load", lambda run, device: (load(run, device), (task, model))[1])
+    monkeypatch.setenv("MPLBACKEND", "module://not_installed")
     main([str(small_run / "model.pt"), *"--lengths 8:4,4:1 --traces 20 --seed 5 --plot".split(),
           str(tmp_path / "table.svg")])
     shown = capsys.readouterr().out
     assert "<!-- small -->" in (tmp_path / "table.svg").read_text()
+    assert "MPLBACKEND" not in os.environ  # matplotlib would refuse to be imported
 
     evaluate_and_print(model, task, [(8, 4), (4, 1)], 20, 5)
     assert shown == capsys.readouterr().out
@@ -205,6 +210,7 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
 
 @pytest.mark.parametrize("options, words", [
     ("--lengths 64", "LENGTH:SPACING"), ("--lengths 4:2,0:1", "multiple"),
+    ("--traces 0", "traces"), ("--seed -1", "seed"), ("--plot x.bmp", ".png, .pdf or .svg"),
     ("--device cuda", "no device 'cuda'"), ("--plot nowhere/x.png", "no folder")])
 def test_the_command_refuses_bad_input_before_the_work(options, words, small_run, refused):
     assert not refused(main, [small_run, *options.split()], words)

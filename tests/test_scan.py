@@ -211,15 +211,6 @@ def test_delta_product_is_r_steps_and_one_read():
     assert difference(ours, [expected[:, :, 2::3], last]) < 1e-10
 
 
-def test_complex_inputs_have_the_gradients_of_the_loop():
-    """Trap: without conjugates in the backward, values are right and all gradients wrong."""
-    given = [(x.detach() * torch.randn(x.shape, dtype=torch.complex128)).requires_grad_()
-             for x in two_keys(T=21)]
-    ours, theirs = [with_gradients(lambda *x: [part.abs().square() for part in form(*x)], given)
-                    for form in (scan_chunked, scan_recurrent)]
-    assert difference(ours, theirs) < 1e-10
-
-
 # --- What a chunk is for --------------------------------------------------------------------------
 
 @pytest.mark.parametrize("form, steps", [(delta_rule_chunked, ()), (delta_product, (3,))])
@@ -457,3 +448,6 @@ def test_shapes_that_do_not_fit_are_refused_by_name():
     out, _ = delta_rule_chunked(q, k, v, beta)
     with pytest.raises(RuntimeError, match="no second derivative"):  # even of a linear loss
         torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="complex"):  # its values are right, and refused are its
+        out, _ = scan_chunked(*(x.to(torch.complex128) for x in (q, k, k, v)))  # gradients
+        out.abs().sum().backward()

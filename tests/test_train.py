@@ -3,15 +3,17 @@
 import itertools
 import json
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import train as trainer
 from conftest import SMALL
 from data import Group, ReplTask, UserError, generator, run_cli
 from eval import evaluate, load, make, read_run
-from models import LinRNN
+from models import MODELS, LinRNN
 from torch import nn
 from train import Config, Progress, main, train
 
@@ -57,8 +59,8 @@ DENSE = 10  # added to the accuracy of a batch that does not count
     ({"max_curriculum_steps": 4}, (DENSE + 1,) * 4, [0] * 4),
     ({"max_curriculum_steps": 4}, (1, 1, 0, 1), [0] * 4),
     ({"max_curriculum_steps": 3}, (1, 1, 1, 0, 1), [0] * 3 + [1] * 2),
-    ({"curriculum": [(2, 1, 4), (4, 2, 3)], "max_curriculum_steps": 2}, (1, 1, 1, 1, 0, 0, 0),
-     [0] * 4 + [1] * 3)])
+    ({"curriculum": [(2, 1, 4), (4, 2, 2.5)], "max_curriculum_steps": 2}, (1, 1, 1, 1, 0, 0, 0),
+     [0] * 4 + [1] * 3), ({"curriculum": [(2, 1, -1), (4, 2, 0)]}, (1, 1), [0, 1])])
 def test_a_stage_ends_as_the_config_says(changes, accuracies, stages, monkeypatch):
     """The accuracies come from a hand-made loss. A batch that does not count neither passes a stage
     nor breaks a series of good batches; a stage with a number of steps takes just them."""
@@ -177,7 +179,7 @@ def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_se
 
 def test_the_average_has_the_newest_buffers():
     model = nn.Sequential(nn.Embedding(16, 8), Batchnorm(8), nn.Linear(8, 16))
-    result, _ = train_small({"optimizer": "adamw"}, model)
+    result, _ = train_small({"optimizer": "adamw", "matrix_lr": 0.01}, model)
     assert result[1].num_batches_tracked == 15
     assert all(map(torch.equal, result.buffers(), model.buffers()))
 
@@ -242,6 +244,33 @@ def test_sizes_that_are_not_given_are_those_of_the_model_and_the_group():
     assert make(asdict(Config(model="lstm")))[1].embedding.embedding_dim == 60
 
 
+def test_a_config_holds_the_learning_rates_of_its_model_or_those_that_are_typed(monkeypatch, capsys,
+                                                                               tmp_path):
+    """A stored run keeps its own, whatever the table says later. An unknown model gets linrnn's."""
+    def rates(config):
+        return config.optimizer, config.matrix_lr, config.lr
+
+    assert rates(Config()) == ("muon", 0.01, 2e-3)
+    assert rates(Config(model="lstm", lr=0.5)) == ("adamw", 4e-3, 0.5)
+    assert rates(Config(model="mine")) == rates(Config())
+    assert rates(Config(optimizer="adamw", matrix_lr=0.1)) == ("adamw", 0.1, 2e-3)
+
+    main([*SMALL, "--final-steps", "1", "--out", str(tmp_path)])
+    monkeypatch.setattr(trainer, "RATES", {"linrnn": trainer.RATES["lstm"]})
+    main(["--resume", str(tmp_path), "--traces", "4"])
+    assert "muon 0.01 and adamw 0.002, chance" in capsys.readouterr().out
+    monkeypatch.setitem(MODELS, "mine", LinRNN)
+    main([*SMALL, "--model", "mine", "--final-steps", "1", "--out", str(tmp_path / "mine")])
+    assert "adamw 0.004 and adamw 0.004 (as for linrnn)" in capsys.readouterr().out
+
+
+def test_half_precision_is_trained_without_an_average():
+    model = small_model().bfloat16()
+    with pytest.raises(UserError, match="average=False"):
+        train_small(model=model)
+    train_small({"average": False}, model)
+
+
 # --- The run folder -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("owner, function, call", [
@@ -290,23 +319,45 @@ class OtherLinRNN(LinRNN):
     pass
 
 
-def with_parameter(model):
-    model.more = nn.Parameter(torch.zeros(1))
+def small_with(**attributes):
+    """The small model with more attributes; a tensor becomes a buffer that is not saved."""
+    model = small_model()
+    for name, value in attributes.items():
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            model.register_buffer(name, value, persistent=False)
+        else:
+            setattr(model, name, value)
     return model
 
 
+def frozen():
+    model = small_model()
+    model.embedding.requires_grad_(False)
+    return model
+
+
+HOW = {"options": {"act": (1, [F.gelu, None])}, "scale": torch.tensor(1.0)}
+
+
 @pytest.mark.parametrize("change", [
-    {"config": small_config(final_steps=1, lr=0.2)}, {"config": small_config()},
+    {"config": small_config(curriculum=[(2, 1, 1), (8, 1, 1)], lr=0.2)}, {"config": small_config()},
     {"task": ReplTask(Group("S3"), "swap")}, {"task": ReplTask(Group("Z3"))},
-    {"model": OtherLinRNN(16, d_model=8, heads=2)}, {"model": with_parameter(small_model())},
-    {"model": LinRNN(16, d_model=8, heads=2, beta_max=1.0)}])
+    {"task": ReplTask(Group("S3"), repeat_fraction=0.0)},  # the first stage repeats no commands
+    {"model": OtherLinRNN(16, d_model=8, heads=2)}, {"model": frozen()},
+    {"model": LinRNN(16, d_model=8, heads=2, beta_max=1.0)},
+    {"model": small_with(**HOW, more=nn.Parameter(torch.zeros(1)))},
+    {"model": small_with(**HOW | {"scale": torch.tensor(2.0)})},
+    {"model": small_with(**HOW | {"options": {"act": (1, [F.silu, None])}})},
+    {"model": small_with(**HOW | {"options": {"act": (1, [F.gelu, 0])}})}])
 def test_another_config_model_or_task_is_another_run(change, tmp_path):
-    train_small({"final_steps": 1}, folder=tmp_path)
+    """Whatever makes the same run, such as a function at another address, is the same run."""
+    given = {"task": S3, "config": small_config(curriculum=[(2, 1, 1), (8, 1, 1)])}
+    train(**given, model=small_with(**HOW, cache={1}), folder=tmp_path)
+    train(**given, model=small_with(**HOW, cache={2}), folder=tmp_path, resume=True)
     before = (tmp_path / "model.pt").read_bytes()
-    given = {"model": small_model(), "task": S3, "config": small_config(final_steps=1)} | change
     for resume in (False, True):
         with pytest.raises(UserError, match="another run; choose another folder"):
-            train(**given, folder=tmp_path, resume=resume)
+            train(**{"model": small_with(**HOW)} | given | change, folder=tmp_path, resume=resume)
     assert (tmp_path / "model.pt").read_bytes() == before
 
 
@@ -342,23 +393,28 @@ def test_a_task_without_reveals_says_so():
         train_small(draw=draw)
 
 
-def test_who_interrupts_a_run_reads_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("step, advised", [(0, False), (1, True)])
+def test_who_interrupts_a_run_reads_how_to_go_on_once_there_is_a_run(step, advised, tmp_path,
+                                                                     capsys, monkeypatch):
+    def lr_scale(config, now):
+        if now.step == step:
+            raise KeyboardInterrupt
+        return 1.0
 
-    monkeypatch.setattr(trainer, "to_tensors", interrupt)
+    monkeypatch.setattr(trainer, "train", partial(train, lr_scale=lr_scale))
     with pytest.raises(SystemExit, match="130"):
         run_cli(lambda: main([*SMALL, "--out", str(tmp_path)]))
-    assert capsys.readouterr().out.endswith(f"to go on: python train.py --resume {tmp_path}\n")
+    advice = f"to go on: python train.py --resume {tmp_path}\n"
+    assert capsys.readouterr().out.endswith(advice) == advised
 
 
 def test_a_gradient_that_is_not_finite_ends_the_training():
-    with pytest.raises(RuntimeError, match="non-finite"):
+    with pytest.raises(UserError, match="step 2: the gradient is not finite"):
         train_small(lr_scale=lambda config, now: float("nan"))
 
 
 @pytest.mark.parametrize("options", [
-    "--model transformer --optimizer adamw", "--model lstm --commands swap",
+    "--model transformer --optimizer adamw --matrix-lr 0.001", "--model lstm --commands swap",
     "--beta-max 1 --dense-fraction 1"])
 def test_the_command_trains_every_model_and_its_folder_has_the_result(options, tmp_path):
     small = " ".join(SMALL).replace("--heads 2", "" if "lstm" in options else "--heads 2")
@@ -378,6 +434,10 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     ("--beta-max 3", "beta_max"), ("--curriculum 10:4", "multiple"),
     ("--curriculum 8", "LENGTH:SPACING"), ("--lengths 8:1:1", "LENGTH:SPACING"),
     ("--lengths 8:3", "multiple"), ("--batch 2.5", "--batch"), ("--device cuda", "no device"),
+    ("--optimizer Muon", "muon or adamw"), ("--optimizer adamw", "needs a matrix_lr"),
+    ("--seed -1", "seed"), (f"--seed {2**64}", "seed"), ("--warmup 0", "warmup"),
+    ("--batch 0", "batch"), ("--d-model 0", "d_model"), ("--lr nan", "lr"),
+    ("--final-steps -1", "final_steps"), ("--traces 0", "traces"),
     ("--out RUN/model.pt/x", "Not a directory"),
     ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume"),
     ("--resume RUN --out x", "--resume")])
