@@ -126,9 +126,10 @@ def test_one_batch_in_five_shows_an_earlier_stage_and_does_not_count_for_passing
         number, changes, expected):
     """Each earlier stage equally often, and none a later one."""
     drawn = [draw_swaps(number, generator(0, "train", step), **changes) for step in range(600)]
-    widths = [batch.inputs.shape[1] for batch, _ in drawn]
-    shown = [widths.count(5 * 5 + 7 * L + 11 * L // S - 1)
-             for L, S, _ in baselines.SWAP_STAGES[:number + 1]]
+    tokens = [batch.inputs.shape[1] for batch, _ in drawn]
+    tokens_of = [MIXED.swaps.test_batch(1, L, S, generator(0, "test")).inputs.shape[1]
+                 for L, S, _ in baselines.SWAP_STAGES[:number + 1]]
+    shown = [tokens.count(width) for width in tokens_of]
     assert sum(counts for _, counts in drawn) == shown[-1]
     assert sum(shown) == 600
     assert all(abs(x - y) <= 4 * y**0.5 for x, y in zip(shown, expected))
@@ -159,6 +160,6 @@ def test_tables_say_which_stage_was_passed_and_when():
     assert baselines.stopped_in({"left": [1] * (len(baselines.SWAP_STAGES) - 1)}) is None
     assert [baselines.passed(stage)({"left": left}) for stage in (2, 3)] == [3e-6, None]
 
-    column = baselines.until_passed(2)
-    assert column({"spacing": 2, "left": [1.26e6]}) == "1.3"
-    assert column({"spacing": 2, "left": []}) == ">12" and column({"spacing": 1}) is None
+    until = partial(baselines.until_passed, spacing=2)
+    assert until({"spacing": 2, "left": [1.26e6]}) == "1.3"
+    assert until({"spacing": 2, "left": []}) == ">12" and until({"spacing": 1}) is None
