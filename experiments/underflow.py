@@ -24,7 +24,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from data import Group, generator, run_cli
+from data import Group, UserError, generator, run_cli
 from experiments import chapter, table
 from experiments.beliefs import LENGTHS, CoinTask, kl_from
 from experiments.groups import compose, index
@@ -83,6 +83,9 @@ def show_value(H, i, j):
 
 def sinkhorn(H):
     """Divide columns, then rows, by their sums until all sums are 1 (Sinkhorn and Knopp 1967)."""
+    if not (H.any(-1).all() and H.any(-2).all()):
+        raise UserError("marginals with a row or a column of zeros: a number has underflowed, or "
+                        "a reveal cannot be true")
     for _ in range(1000):
         H = H / H.sum(-2, keepdim=True)
         H = H / H.sum(-1, keepdim=True)
@@ -106,7 +109,8 @@ def sinkhorn(H):
 def rescaled_scan(A_TKK, h_K):
     """Equation (1) at every t at once, in any number format, for any length.
 
-    After round r every pair spans 2^r tokens (Hillis and Steele 1986).
+    After round r every pair spans 2^r tokens (Hillis and Steele 1986). The recurrence multiplies a
+    vector by a matrix for each token; this multiplies two matrices, up to log2 T times.
     Shapes: A [T, K, K] with entries >= 0, h [K] -> f(h_t) [T, K], and log |h_t|_1 [T], float64
     """
     M_TKK, s_TK = pair(A_TKK, torch.zeros_like(h_K))
@@ -218,7 +222,10 @@ S3 = Group("S3")
 
 
 def joint_example():
-    """The joint example of appendix B.1: a name, and h over the elements of S3, after each step."""
+    """The joint example of appendix B.1: a name, and h over the elements of S3, after each step.
+
+    The matrix printed there swaps values, not positions as its text; from 123 both end alike.
+    """
     identity = torch.eye(6)
     places = [index(S3, compose(S3.elements, swap)) for swap in ([1, 0, 2], [2, 1, 0])]
     A = sum(identity[place] for place in places) / 2  # each swap is its own inverse
