@@ -146,6 +146,14 @@ def test_learning_rates_fall_after_the_short_stages_and_decay_to_zero_on_the_las
     assert scale(config, Progress(step=24)) == 0.5  # warm-up, once
 
 
+@pytest.mark.parametrize("stage, ends, millions, stops", [
+    (0, [], 44, False), (0, [], 45, True), (2, [10, 30], 74, False), (2, [10, 30], 75, True),
+    (13, 13 * [80], 159, False), (13, 13 * [80], 160, True)])
+def test_a_run_stops_after_45_million_tokens_of_a_stage_or_160_in_all(stage, ends, millions, stops):
+    now = Progress(stage=stage, tokens=millions * 10**6, stage_ends=[end * 10**6 for end in ends])
+    assert baselines.out_of_tokens(None, None, now) == stops
+
+
 # --- The tables and the pictures ------------------------------------------------------------------
 
 def test_the_first_reveal_has_none_before_it():
