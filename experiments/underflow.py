@@ -8,9 +8,11 @@ if all reveals show one variable, and are stable if the variables are revealed i
 So far we agree with the paper. It adds that rescaling breaks the linearity of the recurrence, and
 that a stable belief "appears infeasible" without it. But linearity is wanted for a parallel scan,
 and a scan of pairs (matrix, log-scale) rescales and is just as parallel. It survives 100,000 steps,
-at K times the work of the recurrence, for K states. Marginals have another fault, which the paper
-does not measure: they lose information even in exact arithmetic. On 64 commands of S5, with a
-reveal after every 4th, they are 0.28 nats from the filter; a uniform guess is 1.03 nats from it.
+at K times the work of the recurrence or more, for K states.
+
+Marginals have another fault, which the paper does not measure: they lose information even in exact
+arithmetic. On 64 commands of S5, with a reveal after every 4th, they are 0.28 nats from the filter;
+a uniform guess is 1.03 nats from it.
 
     python -m experiments.underflow        5 seconds; trains nothing
 

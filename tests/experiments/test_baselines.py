@@ -24,26 +24,26 @@ def swap_fraction(task, tokens):
     return np.mean(np.array(moved) == 2)
 
 
-def test_each_stage_shows_equally_many_commands_and_easy_ones_where_each_has_a_reveal():
+def test_each_stage_shows_equally_many_commands_and_sparse_ones_where_each_has_a_reveal():
     """A stage of length L is drawn as 1 / L. One uniform command of S5 in twelve moves two
     variables, but nearly one in three products of one to five swaps (all of one swap, a third of
     three, a fifth of five)."""
     task = ReplTask(Group("S5"))
     rng = generator(0, "train", 0)
-    lengths, easy, uniform = [], [], []
+    lengths, sparse, uniform = [], [], []
     for _ in range(1200):
         batch, _ = baselines.draw_any_stage(task, Config(batch=1), Progress(), rng, 1)
         lines = typed_lines(task.decode(batch.inputs[0]))
         commands = sum(", e = " in line for line in lines)
         lengths.append(commands)
-        (easy if commands <= 8 else uniform).append(batch.inputs[0])
+        (sparse if commands <= 8 else uniform).append(batch.inputs[0])
         assert len(lines) - 5 - commands == min(8, commands)  # the reveals
 
     total = sum(1 / length for length, _ in baselines.STAGES)
     for length, _ in baselines.STAGES:
         expected = 1200 / length / total
         assert abs(lengths.count(length) - expected) < 4 * expected**0.5
-    assert swap_fraction(task, easy) > 0.25
+    assert swap_fraction(task, sparse) > 0.25
     assert abs(swap_fraction(task, uniform) - 10 / 120) < 0.015
 
 
