@@ -8,9 +8,11 @@ if all reveals show one variable, and are stable if the variables are revealed i
 So far we agree with the paper. It adds that rescaling breaks the linearity of the recurrence, and
 that a stable belief "appears infeasible" without it. But linearity is wanted for a parallel scan,
 and a scan of pairs (matrix, log-scale) rescales and is just as parallel. It survives 100,000 steps,
-at K times the work of the recurrence, for K states. Marginals have another fault, which the paper
-does not measure: they lose information even in exact arithmetic. On 64 commands of S5, with a
-reveal after every 4th, they are 0.28 nats from the filter; a uniform guess is 1.03 nats from it.
+at K times the work of the recurrence or more, for K states.
+
+Marginals have another fault, which the paper does not measure: they lose information even in exact
+arithmetic. On 64 commands of S5, with a reveal after every 4th, they are 0.28 nats from the filter;
+a uniform guess is 1.03 nats from it.
 
     python -m experiments.underflow        5 seconds; trains nothing
 
@@ -24,7 +26,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from data import Group, generator, run_cli
+from data import Group, UserError, generator, run_cli
 from experiments import chapter, table
 from experiments.beliefs import LENGTHS, CoinTask, kl_from
 from experiments.groups import compose, index
@@ -83,6 +85,9 @@ def show_value(H, i, j):
 
 def sinkhorn(H):
     """Divide columns, then rows, by their sums until all sums are 1 (Sinkhorn and Knopp 1967)."""
+    if not (H.any(-1).all() and H.any(-2).all()):
+        raise UserError("marginals with a row or a column of zeros: a number has underflowed, or "
+                        "a reveal cannot be true")
     for _ in range(1000):
         H = H / H.sum(-2, keepdim=True)
         H = H / H.sum(-1, keepdim=True)
@@ -106,7 +111,8 @@ def sinkhorn(H):
 def rescaled_scan(A_TKK, h_K):
     """Equation (1) at every t at once, in any number format, for any length.
 
-    After round r every pair spans 2^r tokens (Hillis and Steele 1986).
+    After round r every pair spans 2^r tokens (Hillis and Steele 1986). The recurrence multiplies a
+    vector by a matrix for each token; this multiplies two matrices, up to log2 T times.
     Shapes: A [T, K, K] with entries >= 0, h [K] -> f(h_t) [T, K], and log |h_t|_1 [T], float64
     """
     M_TKK, s_TK = pair(A_TKK, torch.zeros_like(h_K))
@@ -218,7 +224,10 @@ S3 = Group("S3")
 
 
 def joint_example():
-    """The joint example of appendix B.1: a name, and h over the elements of S3, after each step."""
+    """The joint example of appendix B.1: a name, and h over the elements of S3, after each step.
+
+    The matrix printed there swaps values, not positions as its text; from 123 both end alike.
+    """
     identity = torch.eye(6)
     places = [index(S3, compose(S3.elements, swap)) for swap in ([1, 0, 2], [2, 1, 0])]
     A = sum(identity[place] for place in places) / 2  # each swap is its own inverse

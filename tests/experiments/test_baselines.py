@@ -24,26 +24,26 @@ def swap_fraction(task, tokens):
     return np.mean(np.array(moved) == 2)
 
 
-def test_each_stage_shows_equally_many_commands_and_easy_ones_where_each_has_a_reveal():
+def test_each_stage_shows_equally_many_commands_and_sparse_ones_where_each_has_a_reveal():
     """A stage of length L is drawn as 1 / L. One uniform command of S5 in twelve moves two
     variables, but nearly one in three products of one to five swaps (all of one swap, a third of
     three, a fifth of five)."""
     task = ReplTask(Group("S5"))
     rng = generator(0, "train", 0)
-    lengths, easy, uniform = [], [], []
+    lengths, sparse, uniform = [], [], []
     for _ in range(1200):
         batch, _ = baselines.draw_any_stage(task, Config(batch=1), Progress(), rng, 1)
         lines = typed_lines(task.decode(batch.inputs[0]))
         commands = sum(", e = " in line for line in lines)
         lengths.append(commands)
-        (easy if commands <= 8 else uniform).append(batch.inputs[0])
+        (sparse if commands <= 8 else uniform).append(batch.inputs[0])
         assert len(lines) - 5 - commands == min(8, commands)  # the reveals
 
     total = sum(1 / length for length, _ in baselines.STAGES)
     for length, _ in baselines.STAGES:
         expected = 1200 / length / total
         assert abs(lengths.count(length) - expected) < 4 * expected**0.5
-    assert swap_fraction(task, easy) > 0.25
+    assert swap_fraction(task, sparse) > 0.25
     assert abs(swap_fraction(task, uniform) - 10 / 120) < 0.015
 
 
@@ -126,9 +126,10 @@ def test_one_batch_in_five_shows_an_earlier_stage_and_does_not_count_for_passing
         number, changes, expected):
     """Each earlier stage equally often, and none a later one."""
     drawn = [draw_swaps(number, generator(0, "train", step), **changes) for step in range(600)]
-    widths = [batch.inputs.shape[1] for batch, _ in drawn]
-    shown = [widths.count(5 * 5 + 7 * L + 11 * L // S - 1)
-             for L, S, _ in baselines.SWAP_STAGES[:number + 1]]
+    tokens = [batch.inputs.shape[1] for batch, _ in drawn]
+    tokens_of = [MIXED.swaps.test_batch(1, L, S, generator(0, "test")).inputs.shape[1]
+                 for L, S, _ in baselines.SWAP_STAGES[:number + 1]]
+    shown = [tokens.count(width) for width in tokens_of]
     assert sum(counts for _, counts in drawn) == shown[-1]
     assert sum(shown) == 600
     assert all(abs(x - y) <= 4 * y**0.5 for x, y in zip(shown, expected))
@@ -145,6 +146,14 @@ def test_learning_rates_fall_after_the_short_stages_and_decay_to_zero_on_the_las
     assert scale(config, Progress(step=24)) == 0.5  # warm-up, once
 
 
+@pytest.mark.parametrize("stage, ends, millions, stops", [
+    (0, [], 44, False), (0, [], 45, True), (2, [10, 30], 74, False), (2, [10, 30], 75, True),
+    (13, 13 * [80], 159, False), (13, 13 * [80], 160, True)])
+def test_a_run_stops_after_45_million_tokens_of_a_stage_or_160_in_all(stage, ends, millions, stops):
+    now = Progress(stage=stage, tokens=millions * 10**6, stage_ends=[end * 10**6 for end in ends])
+    assert baselines.out_of_tokens(None, None, now) == stops
+
+
 # --- The tables and the pictures ------------------------------------------------------------------
 
 def test_the_first_reveal_has_none_before_it():
@@ -159,6 +168,6 @@ def test_tables_say_which_stage_was_passed_and_when():
     assert baselines.stopped_in({"left": [1] * (len(baselines.SWAP_STAGES) - 1)}) is None
     assert [baselines.passed(stage)({"left": left}) for stage in (2, 3)] == [3e-6, None]
 
-    column = baselines.until_passed(2)
-    assert column({"spacing": 2, "left": [1.26e6]}) == "1.3"
-    assert column({"spacing": 2, "left": []}) == ">12" and column({"spacing": 1}) is None
+    until = partial(baselines.until_passed, spacing=2)
+    assert until({"spacing": 2, "left": [1.26e6]}) == "1.3"
+    assert until({"spacing": 2, "left": []}) == ">12" and until({"spacing": 1}) is None

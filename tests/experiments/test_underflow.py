@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import Group
+from data import Group, UserError
 from experiments import underflow
 from experiments.beliefs import PFSA, CoinTask
 from scan import delta_rule_recurrent, swap_key
@@ -64,6 +64,22 @@ def test_sinkhorn_scales_rows_and_columns_to_sum_to_one():
     ratio = (scaled / H).log()
     apart = ratio - ratio[:, :1] - ratio[:, :, :1] + ratio[:, :1, :1]
     assert apart.abs().max() < 1e-10
+
+
+def test_marginals_that_hold_no_belief_are_refused():
+    """If a is shown as 3, which c holds, the row of c is empty. If a is shown as 2, the column of 1
+    is, also once a and b mix. The cycle of figure 10 ends in 0, in float16."""
+    start = torch.eye(3, dtype=torch.float16)
+    mixed = underflow.flip_coin(start, [1, 0, 2], 0.5)
+    row = underflow.show_value(mixed, 0, 2)
+    column = underflow.flip_coin(underflow.show_value(start, 0, 1), [1, 0, 2], 0.5)
+    ended = start
+    for _ in range(25):
+        underflow.sinkhorn(ended)
+        ended = underflow.show_value(underflow.flip_coin(ended, [0, 2, 1], 0.5), 1, 1)
+    for H in (row, column, ended):
+        with pytest.raises(UserError, match="a row or a column of zeros"):
+            underflow.sinkhorn(H)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
