@@ -94,19 +94,22 @@ class ReplTask(Lexer):
     def trace(self, commands, asked, values=None, literals=None):
         """The trace of these commands [L, n], with one reveal for each variable in asked [L/S].
 
-        values [n]: of the first lines.  literals [L/S, 2]: (variable, value), one before each reveal.
+        values [n]: of the first lines.  literals [L/S, 3]: (place, variable, value), one for each
+            reveal, after `place` of the S commands before it.
         """
         spacing = len(commands) // len(asked)
         state = [*range(self.group.degree)] if values is None else [*values]
         text = self.start_lines(state)
         for block, variable in enumerate(asked):
-            for g in commands[block * spacing:(block + 1) * spacing]:
-                text += self.command_line(g)
-                state = [state[i] for i in g]  # new[i] = old[g[i]]
-            if literals:
-                given, value = literals[block]
-                text += self.literal_line(given, value)
-                state[given] = value
+            place, given, value = literals[block] if literals else (None, None, None)
+            for t in range(spacing + 1):
+                if t == place:
+                    text += self.literal_line(given, value)
+                    state[given] = value
+                if t < spacing:
+                    g = commands[block * spacing + t]
+                    text += self.command_line(g)
+                    state = [state[i] for i in g]  # new[i] = old[g[i]]
             text += self.reveal_lines(variable, state[variable])
         return text
 
@@ -145,11 +148,13 @@ class ReplTask(Lexer):
         return self.batch_of(map(self.trace, *drawn))
 
     def dense_batch(self, batch, length, spacing, rng):
-        """A training_batch with random first values and, perhaps, a literal before each reveal."""
+        """A training_batch with random first values and, perhaps, literals between its commands."""
         n = self.group.degree
         drawn = self.draw_program(batch, length, spacing, rng, self.repeat_fraction)
         values = rng.integers(n, size=(batch, n)).tolist()
-        literals = rng.integers(n, size=(batch, length // spacing, 2)).tolist()
+        blocks = (batch, length // spacing)
+        literals = [rng.integers(most, size=blocks) for most in (spacing + 1, n, n)]
+        literals = np.stack(literals, -1).tolist()
         if rng.random() >= self.literal_fraction:
             literals = [None] * batch
         return self.batch_of(map(self.trace, *drawn, values, literals))

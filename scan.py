@@ -27,7 +27,8 @@ Names elsewhere. All treat only the delta rule, b = beta k, and scale each error
     q, k [B, H, T, K]                                       q, k [B, T, H, K]: time BEFORE the heads
     S (K x V), or state      W^T       S^T                  initial_state, final_state
     Diag(beta) U, W, D       -         U, W, U - W S^T      u, w, v_new
-    Diag(beta) (I + L)^-1    -         T, "UT transform"    A
+    Diag(beta) (I + L)^-1    -         T, "UT transform"    A Diag(beta)
+
 Does NOT include: GPU kernels, hidden scales or normalisations, decay gates. A gate a_t in (0, 1],
 as in Gated DeltaNet (arXiv 2412.06464), would multiply I - beta k k^T. To add one, let A_t be a_1
 a_2 ... a_t, scan v_t / A_t in place of v_t, and multiply the outputs and the state by A_t. Start
@@ -224,7 +225,7 @@ def scan_chunked(q, k, b, v, state=None, chunk_size=None):
     Raises: ValueError if the shapes do not fit; RuntimeError at a second derivative.
     Beware: a NaN or an overflow spreads over its whole chunk, even backwards in time.
     Cost: O(T (C^2 + C K + C V + K V)), C^2 for inverting; T / C sequential steps. Forward and
-          backward it is 5 to 13 times as fast as the loop on one CPU core (experiments/bench.py).
+          backward it is 5.5 to 13 times as fast as the loop on one CPU core (experiments/bench.py).
     Source: [2] section 3.
     """
     q_TK, k_TK, b_TK, v_TV, state_KV = check_inputs(q, k, b, v, state)
@@ -324,7 +325,7 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 
     Shapes: q [..., T, K]; k [..., T, R, K]; v [..., T, R, V]; beta [..., T, R];
             state [..., K, V] or None -> out [..., T, V], state [..., K, V].
-    Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 3.
+    Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 4.
     """
     # Read after every step, and keep only the last read of each token.
     R = k.shape[-2]
@@ -350,9 +351,8 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # Why a triangular solve: it is exact to rounding. Multiplying out (I - L)(I + L^2)(I + L^4)... is
 # not, although the product ends because L^C = 0. If keys are similar, the powers of L become huge
 # before they vanish, and they must cancel in an inverse whose entries are at most 2. In float32,
-# one key that is repeated with beta = 0.9 makes an error of about 1e9 in a chunk of 64. GPU kernels
-# also invert by halves, where two products join the inverses of two halves (arXiv 2605.21325). That
-# is as accurate as the solve, but takes twice as long on a CPU for chunks of 16.
+# one key that is repeated with beta = 0.9 makes an error of about 1e9 in a chunk of 64. (Inverting
+# by halves, as some GPU kernels do, is as accurate, but slower for chunks of 16: 2605.21325.)
 #
 # Rounding: a reflection with a rounded key is not exactly orthogonal, and no command pulls a state
 # back. So errors add up, but slowly. How precise must a state be? Round the state of the swap
@@ -445,7 +445,7 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
 # writes the inverse column by column, and the fake says so.
 
 
-# torch keeps operators by name, for the whole process: a second copy of this file needs another one.
+# torch keeps operators by name for the whole process, so a second copy of this file needs another.
 OPERATORS = f"state_tracking_{zlib.crc32(__file__.encode()):08x}"
 
 
@@ -498,7 +498,7 @@ def _(q, k, b, inverse, w, starts, d, P, g_out, G):
     return [x.new_empty(x.shape) for x in (q, k, b, g_out, G)]
 
 
-# --- 8. Two proofs: what is lost without beta = 2 ---------------------------------------------------
+# --- 8. Two proofs: what is lost without beta = 2 -------------------------------------------------
 #
 # A swap should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. After m steps, in any order,
 # at most this fraction of x can have become -x (beta <= 1 is proved below; the others were found by

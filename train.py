@@ -87,8 +87,8 @@ class Config:
     final_steps: int = 350         # steps of the last stage
     average: bool = True           # return the mean of the last stage's parameters (--no-average)
 
-    # The optimisers. Muon normalises the update, so its learning rate *is* the step size. None means
-    # the model's own (RATES): linrnn 0.01, 2e-3, where twice as much is as fast but less precise.
+    # The optimisers. Muon normalises the update, so its learning rate *is* the step size. None is
+    # the model's own (RATES): linrnn 0.01 and 2e-3; twice as much is as fast but less precise.
     optimizer: str = None          # muon or adamw, for the matrices
     matrix_lr: float = None        # learning rate of the matrices
     lr: float = None               # learning rate of all other parameters, by AdamW
@@ -343,7 +343,7 @@ def make_optimizers(model, config):
 # --- 4. The run folder: model.pt, from which a run resumes with the same bits, and results.json ---
 
 def identity_of(model, task, config, draw):
-    """A checksum of what a run is: its config, its model, and how its first and last stage begin."""
+    """A checksum of what a run is: its config, its model, a batch of its first and last stage."""
     parts = [asdict(config)]
     for stage in (0, len(config.curriculum) - 1):
         batch, _ = draw(task, config, Progress(stage=stage), generator(config.seed, "train", 0))
