@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import session, typed_lines
 from machine import check_answers, mixed_session
 
@@ -32,13 +33,11 @@ def test_a_long_session_is_answered_as_python_does(lines, lies, pieces):
     assert ((S == 0) | (S == 1)).all() and (S[:5].sum(-1) == 1).all()
 
 
-def test_the_stored_model_has_its_proof():
-    found = certify(exact.stored()[1])
+def test_the_stored_model_has_its_proof_and_the_keys_of_the_swap_machine_in_scan():
+    task, model = exact.stored()
+    found = certify(model)
     assert (found["moves"], found["writes"], found["answers"]) == (30, 50, 25)
 
-
-def test_its_keys_are_those_of_the_swap_machine_in_scan():
-    task, model = exact.stored()
     commands = task.group.draw((40,), np.random.default_rng(60))
     tokens = torch.tensor([task.encode(task.command_line(g)) for g in commands])
     _, k, b, _ = model.blocks[1].integers(tokens)
@@ -77,10 +76,9 @@ def test_the_proof_is_of_the_parameters(proved):
 
 def at(tokens, *pattern):
     """Where a text of S3 ends with these tokens: bool [B, T, 1]."""
-    ids = [ReplTask(Group("S3")).ids[token] for token in pattern]
-    found = torch.zeros_like(tokens, dtype=torch.bool)
-    found[:, len(ids) - 1:] = (tokens.unfold(1, len(ids), 1) == torch.tensor(ids)).all(-1)
-    return found.unsqueeze(-1)
+    ids = torch.tensor([ReplTask(Group("S3")).ids[token] for token in pattern])
+    windows = F.pad(tokens, (len(ids) - 1, 0), value=-1).unfold(1, len(ids), 1)
+    return (windows == ids).all(-1, keepdim=True)
 
 
 E = torch.eye(6)  # a, b, c and then a', b', c'
