@@ -17,8 +17,8 @@ three variables (TEACHING.md, the open question).
     python -m experiments.exact [--run]       the table; --run first makes what has no record
     python -m experiments.exact S4 [SEED]     train a model of S4, and prove it
 
-Source: ours. (Trained, linear and exact as observed, without a proof: arXiv 2511.22751. A trained
-Transformer, checked by a solver on every input of a bounded domain: arXiv 2605.24033.)
+Source: ours. (Trained, linear and exact as observed, without a proof: arXiv 2511.22751. Checked by
+a solver, on every input of a bounded domain: arXiv 2605.24033.)
 Next: copies.py.
 """
 
@@ -230,7 +230,7 @@ def require(condition, otherwise):
 # At the blank of a reveal the machine reads row x (f), and the local block sees QUESTION tokens,
 # the question alone. So an answer depends on x and t[x]: n^2 cases, of which each is correct (g).
 #
-# Assumed: rounding outside S moves no difference of two logits by MARGIN. (It moves them by 4e-6.)
+# Assumed: rounding outside S moves no difference of two logits by MARGIN. (Measured: 4e-6.)
 
 
 # --- 3. The study ---------------------------------------------------------------------------------
