@@ -5,11 +5,14 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import session, typed_lines
+from machine import check_answers, mixed_session
 
 from data import Group, ReplTask, UserError
 from experiments import exact
 from experiments.exact import Exact, Machine, certify, train_exact
+from scan import swap_machine_keys
 
 
 @pytest.fixture(scope="module")
@@ -19,30 +22,6 @@ def proved():
 
 # --- The theorem ----------------------------------------------------------------------------------
 
-def mixed_session(task, lines, rng, lies):
-    """A text of literals, reveals and commands, some of which repeat; and what Python has for each
-    reveal, or None.  lies: the probability that a reveal shows any value, and Python believes it.
-    """
-    text, answers, variables = [], [], {}
-    while len(text) < lines:
-        x, v = rng.integers(len(task.names), size=2).tolist()
-        name, literal = task.names[x], f"{task.names[x]} = {task.values[v]}"
-        kind = rng.choice(["command", "literal", "reveal"], p=[0.5, 0.2, 0.3])
-        if kind == "command" and len(variables) == len(task.names):
-            repeats = int(rng.choice([1, 1, 1, 1, 40]))
-            text += repeats * [task.command_line(task.group.draw((1,), rng)[0])]
-            exec(repeats * text[-1][4:], {}, variables)
-        elif kind == "literal":
-            text.append(f">>> {literal}\n")
-            exec(literal, {}, variables)
-        elif kind == "reveal" and (lies or name in variables):
-            answers.append(variables.get(name))
-            if name not in variables or rng.random() < lies:
-                exec(literal, {}, variables)
-            text.append(task.reveal_lines(x, variables[name] - 1))
-    return "".join(text), answers
-
-
 @pytest.mark.parametrize("lines, lies, pieces", [(20_000, 0.5, 99), (50, 0, 10**9)])
 def test_a_long_session_is_answered_as_python_does(lines, lies, pieces):
     """With loops, joined late, literals at any time, false reveals; in large pieces or by token."""
@@ -50,23 +29,22 @@ def test_a_long_session_is_answered_as_python_does(lines, lies, pieces):
     text, answers = mixed_session(task, lines, np.random.default_rng(60), lies)
     assert lies or session(typed_lines(text)) == text
     assert (None in answers) == (lies > 0) and len(answers) > lines / 20
-
-    tokens = torch.tensor([task.encode(text)])
-    predictions, state = [], None
-    with torch.no_grad():
-        for piece in tokens.tensor_split(min(pieces, tokens.shape[1]), 1):
-            logits, state = model.stream(piece, state)
-            predictions.append(logits.argmax(-1))
-    predictions = torch.cat(predictions, 1)[tokens == task.ids[" "]].tolist()
-    for i, answer in zip(predictions, answers, strict=True):
-        assert answer is None or task.vocab[i] == str(answer)
-    S = state[1][0][0]
-    assert ((S == 0) | (S == 1)).all() and (S[5:].sum(-1) == 1).all()
+    S = check_answers(model, task, text, answers, pieces)[1][0][0]
+    assert ((S == 0) | (S == 1)).all() and (S[:5].sum(-1) == 1).all()
 
 
-def test_the_stored_model_has_its_proof():
-    found = certify(exact.stored()[1])
-    assert (found["swaps"], found["writes"], found["answers"]) == (30, 50, 25)
+def test_the_stored_model_has_its_proof_and_the_keys_of_the_swap_machine_in_scan():
+    task, model = exact.stored()
+    found = certify(model)
+    assert (found["moves"], found["writes"], found["answers"]) == (30, 50, 25)
+
+    commands = task.group.draw((40,), np.random.default_rng(60))
+    tokens = torch.tensor([task.encode(task.command_line(g)) for g in commands])
+    _, k, b, _ = model.blocks[1].integers(tokens)
+    keys = 2**0.5 * swap_machine_keys(torch.from_numpy(commands).unsqueeze(1))
+    names = [*range(1, 6), *range(7, 12)]  # after `>>> ` and after ` = `
+    assert (k[:, names] - keys).abs().max() < 1e-10 and torch.equal(k, b)
+    assert k.abs().sum() == 40 * 20  # other tokens have none
 
 
 # --- What is wrong is refused ---------------------------------------------------------------------
@@ -88,23 +66,19 @@ def test_the_proof_is_of_the_parameters(proved):
     model.stream = None
     assert certify(model) == certify(proved)
 
-    for wrong in (torch.nn.RMSNorm([9, 32]), torch.nn.RMSNorm([81, 9, 32])):
-        model.norm = wrong
-        with pytest.raises(RuntimeError, match="norm.weight"):
-            certify(model)
-    model = copy.deepcopy(proved)
-    for width in (1, 10):
-        model.blocks[0].conv = torch.nn.Conv1d(32, 32, width)
-        with pytest.raises(RuntimeError, match="conv.weight"):
+    for name, module in (("norm", torch.nn.RMSNorm([9, 32])), ("reader", torch.nn.Linear(3, 32)),
+                         ("blocks.0.conv", torch.nn.Conv1d(32, 32, 1))):
+        model = copy.deepcopy(proved)
+        model.set_submodule(name, module)
+        with pytest.raises(UserError, match="^these are not the parameters of Exact for S3$"):
             certify(model)
 
 
 def at(tokens, *pattern):
     """Where a text of S3 ends with these tokens: bool [B, T, 1]."""
-    ids = [ReplTask(Group("S3")).ids[token] for token in pattern]
-    found = torch.zeros_like(tokens, dtype=torch.bool)
-    found[:, len(ids) - 1:] = (tokens.unfold(1, len(ids), 1) == torch.tensor(ids)).all(-1)
-    return found.unsqueeze(-1)
+    ids = torch.tensor([ReplTask(Group("S3")).ids[token] for token in pattern])
+    windows = F.pad(tokens, (len(ids) - 1, 0), value=-1).unfold(1, len(ids), 1)
+    return (windows == ids).all(-1, keepdim=True)
 
 
 E = torch.eye(6)  # a, b, c and then a', b', c'
@@ -114,25 +88,34 @@ E = torch.eye(6)  # a, b, c and then a', b', c'
     (lambda t, q, k, v: (q, k / 2, v), "not such integers"),
     (lambda t, q, k, v: (2 * q, k, v), "not such integers"),
     (lambda t, q, k, v: (q, k, 2 * v), "not such integers"),
-    (lambda t, q, k, v: (q, torch.where(v.any(-1, True), k - E[0], k), v), "not such integers"),
+    (lambda t, q, k, v: (q, torch.where(v.any(-1, True), k - E[3], k), v), "not such integers"),
+    (lambda t, q, k, v: (q, k, v, 2 * k), "not such integers"),
+    # At the end of a literal, row b is added to row a.
+    (lambda t, q, k, v: (q, torch.where(at(t, "2", "\n"), E[1], k), v,
+                         torch.where(at(t, "2", "\n"), E[0], k)), "not such integers"),
     # The steps of the first tokens of a text are left out.
     (lambda t, q, k, v: (q, k * (torch.arange(t.shape[1])[:, None] > 2), v), "more than the line"),
-    # Commands: two names are mistaken, a swap has a wrong sign, the end of the line erases a'.
-    (lambda t, q, k, v: (q, torch.where(at(t, " = ", "a"), E[1] - E[3], k), v), "its swaps"),
-    (lambda t, q, k, v: (q, k.abs(), v), "its swaps"),
-    (lambda t, q, k, v: (q, torch.where(at(t, ", c", "\n"), E[3], k), v), "its swaps"),
+    # Commands: two names are mistaken, a swap has a wrong sign, the end of the line erases a.
+    (lambda t, q, k, v: (q, torch.where(at(t, " = ", "a"), E[0] - E[4], k), v), "its moves"),
+    (lambda t, q, k, v: (q, k.abs(), v), "its moves"),
+    (lambda t, q, k, v: (q, torch.where(at(t, ", c", "\n"), E[0], k), v), "its moves"),
     # Literals: they are not read, or another row is erased.
     (lambda t, q, k, v: (q, k * ~at(t, " = ", "2"), v), "'>>> a = 1.* write"),
-    (lambda t, q, k, v: (q, torch.where(at(t, "3", "\n"), E[3], k), v), "'>>> a = 1.* write"),
-    # Reveals: they are ignored, a row without a prime comes in, another row is read, or none.
+    (lambda t, q, k, v: (q, torch.where(at(t, "3", "\n"), E[0], k), v), "'>>> a = 1.* write"),
+    # Reveals: they are ignored, a spare row comes in, another row is read, or none.
     (lambda t, q, k, v: (q, k * ~at(t, " ", "2"), v), "print.* write"),
     (lambda t, q, k, v: (q, torch.where(at(t, ")", "\n"), E[0] - E[3], k), v), "print.* write"),
-    (lambda t, q, k, v: (torch.where(q.any(-1, True), E[3], q), k, v), "not read its row"),
+    (lambda t, q, k, v: (torch.where(q.any(-1, True), E[0], q), k, v), "not read its row"),
     (lambda t, q, k, v: (0 * q, k, v), "not read its row")])
 def test_a_wrong_machine_has_no_proof(proved, monkeypatch, wrong, words):
+    """wrong: from the tokens and q, k, v of the machine to q, k, v, and b if it is not k."""
     integers = Machine.integers
-    monkeypatch.setattr(Machine, "integers", lambda self, tokens: wrong(
-        tokens, *integers(self, tokens)))
+
+    def wrong_integers(self, tokens):
+        q, k, _, v = integers(self, tokens)
+        q, k, v, *b = wrong(tokens, q, k, v)
+        return q, k, *(b or [k]), v
+    monkeypatch.setattr(Machine, "integers", wrong_integers)
     with pytest.raises(UserError, match=words):
         certify(proved)
 
@@ -152,12 +135,10 @@ def test_a_machine_that_forgets_the_start_of_a_command_has_no_proof(proved, monk
 def test_reduced_precision_has_no_proof(proved, products):
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(UserError, match="precision"):
         certify(proved)
-    try:
-        products.fp32_precision = "bf16"
-        with pytest.raises(UserError, match="precision"):
-            certify(proved)
-    finally:
-        products.fp32_precision = "none"
+    products.fp32_precision = "bf16"
+    with pytest.raises(UserError, match="precision"):
+        certify(proved)
+    products.fp32_precision = "none"
 
 
 # --- The study and the command --------------------------------------------------------------------
@@ -174,10 +155,10 @@ def test_the_command_proves_and_a_record_says_so(proved, capsys, monkeypatch):
     monkeypatch.setattr(exact, "TESTS", [(16, 2), (8, 1), (32, 4)])
     exact.main(["S3", "60"])
     printed = capsys.readouterr().out
-    assert "12 swaps, 18 writes, 9 answers" in printed
+    assert "12 moves, 18 writes, 9 answers" in printed
     assert "(16,2)   0.3333   1.0000   1.0000   1.0000" in printed and "(32,4)" in printed
 
     row = exact.run({"group": "S3", "seed": 60}, None)
-    assert (row["swaps"], len(row["results"]), "refused" in row) == (12, 3, False)
+    assert (row["moves"], len(row["results"]), "refused" in row) == (12, 3, False)
     monkeypatch.setattr(exact, "train_exact", lambda group, seed: Exact(proved.task))
     assert "of 9 answers" in exact.run({"group": "S3", "seed": 60}, None)["refused"]
