@@ -225,7 +225,7 @@ def scan_chunked(q, k, b, v, state=None, chunk_size=None):
     Raises: ValueError if the shapes do not fit; RuntimeError at a second derivative.
     Beware: a NaN or an overflow spreads over its whole chunk, even backwards in time.
     Cost: O(T (C^2 + C K + C V + K V)), C^2 for inverting; T / C sequential steps. Forward and
-          backward it is 5.5 to 13 times as fast as the loop on one CPU core (experiments/bench.py).
+          backward it is 5.5 to 13 times as fast as the loop on one CPU core.
     Source: [2] section 3.
     """
     q_TK, k_TK, b_TK, v_TV, state_KV = check_inputs(q, k, b, v, state)
@@ -364,8 +364,8 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 #
 # A value is misread from .5 on: in all formats but int8, all can still be read. A key must be more
 # precise: with bfloat16 keys and a float32 state, values fade by a third, even in their slots. So
-# models.py normalises keys in float32. (Keys e_i - e_j with beta = 1 make the same swaps in
-# integers: then sums are exact, and nothing drifts.)
+# models.py normalises keys in float32. (Integer keys e_i - e_j with beta = 1 make the same swaps:
+# then sums are exact, and nothing drifts.)
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------
