@@ -21,18 +21,19 @@ Next: snap.py.
 
 import copy
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import ReplTask, draw_commands, generator, run_cli
+from data import ReplTask, generator, run_cli
 from eval import evaluate, make, predict
 from experiments import Study, chapter, grid, min_max, number, records, summary, table
-from experiments.groups import all_commands, compose, run_commands
+from experiments.groups import compose, run_commands
 from experiments.inside import Untracked, fit_image, read_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw_lines, ticks_at
-from experiments.reading import answers_correctly, follow, read
+from experiments.reading import answers_correctly, follow, read, draw_test_commands
 from train import Config, train
 
 # --- 1. What a model knows ------------------------------------------------------------------------
@@ -45,9 +46,7 @@ def measure(model, task, seed=0):
 
     seed: of the test traces.
     """
-    def draw(*shape):
-        return draw_commands(task.group, task.commands, shape, generator(seed, "test", *shape))
-
+    draw = partial(draw_test_commands, task, seed=seed)
     found = {}
     for kind in ("orders", "repeats"):
         found[f"{kind} 0"], found[f"{kind} 8"] = first_values(model, task, kind, draw(240, 8), seed)
