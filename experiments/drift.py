@@ -1,16 +1,16 @@
 """Why does a state drift?  Every command adds an error, and no command takes one away.
 
-Commands that training never showed are no difficulty (unseen.py); long traces are. Errors of random
-commands point in random directions and partly cancel: they grow like the root of the number of
-commands. The errors of a repeated command point the same way and add up. So loops break first: after
+A command that training never showed is no difficulty (unseen.py), but a long trace is. Errors of
+random commands point in random directions and partly cancel: they grow like the root of the number
+of commands. Errors of a repeated command point the same way and add up. So loops break first: after
 128 commands, a loop of ten has kept ⟨84⟩% of the values, and one repeated command ⟨37⟩%.
 
 A line that shows a value ends the error of that variable, if the model writes the value into its
-state. Most training traces begin with 1, 2, ..., so a model need not read values. Three parts of
-train.py's dense batches make it read: more reveals, random first values, and literals, as in
-`b = 3`. The table has a column for a training without each. After all three a model follows even a
-session that it *joins late*: it never sees the first lines, and from the 25th reveal on it answers
-⟨100⟩% of the reveals. No training trace begins like that.
+state. But test traces begin with 1, 2, ..., and whoever counts on that need not read values. Three
+parts of train.py's dense batches make a model read: more reveals, random first values, and
+literals, as in `b = 3`. The table has a column for training without each. With all three a model
+follows even a session that it *joins late*, whose first lines it never sees: of the reveals 25 to
+48 it answers ⟨100⟩%. No training trace begins like that.
 
     python -m experiments.drift [--run]    the table; --run: ⟨five⟩ minutes per missing run
     python -m experiments.drift DIR        the same table for your own run (see DIR --help)
@@ -229,13 +229,12 @@ def show(rows=None):
     """The table of these records, or else of the study's."""
     rows = rows or [row for setting in SETTINGS for row in records("drift", **setting)]
     recipes = dict.fromkeys(row["recipe"] for row in rows)
-    cells = [{"correct in %": name, row["recipe"]: 100 * row[key]}
+    cells = [{"correct": name, row["recipe"]: 100 * row[key]}
              for key, name in SHOWN.items() for row in rows]
-    cells += [{"correct in %": f"exponent of the errors, {kind} commands",
-               row["recipe"]: exponent(error)}
+    cells += [{"correct": f"exponent, {kind} commands", row["recipe"]: exponent(error)}
               for row in rows for kind, error in row["law"].items()]
-    table("What a model knows, by what its training lacked: median of the seeds (min-max). Chance is\n"
-          "20%, and 0 for all values", cells, ["correct in %"],
+    table("What is correct, in % (chance is 20), by what training lacked; and the exponents with\n"
+          "which errors grow: median of the seeds (min-max)", cells, ["correct"],
           {recipe: lambda cell, recipe=recipe: cell.get(recipe) for recipe in recipes},
           spread=median_and_range)
 

@@ -169,7 +169,8 @@ def test_the_traces_of_a_test_depend_on_its_seed(monkeypatch):
     machine = SwapMachine("S3")
     first, again, other = [drift.measure(machine, machine.task, seed) for seed in (0, 0, 1)]
     assert first == again
-    assert all(first[name] != other[name] for name in ("orders 0", "repeats 0", "joined late", "law"))
+    for name in ("orders 0", "repeats 0", "joined late", "law"):
+        assert first[name] != other[name]
 
 
 def test_the_table_has_the_median_and_range_of_each_recipe_and_your_own_run(small_run, capsys,
@@ -182,7 +183,7 @@ def test_the_table_has_the_median_and_range_of_each_recipe_and_your_own_run(smal
         "reads": 0.5 + seed / 100, "law": drift.law(model, task, {})})
     drift.main([str(small_run), "--seed", "7"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
-    assert lines[2:5] == [["correct", "in", "%", "a", "b"],
+    assert lines[2:5] == [["correct", "a", "b"],
                           ["it", "reads", "60.0", "(50.0-100)", "25.0"],
-                          [*"exponent of the errors, x commands".split(), "2.0", "2.0"]]
-    assert lines[7:] == [["correct", "in", "%", "your", "run"], ["it", "reads", "57.0"]]
+                          ["exponent,", "x", "commands", "2.0", "2.0"]]
+    assert lines[7:] == [["correct", "your", "run"], ["it", "reads", "57.0"]]
