@@ -21,19 +21,18 @@ Next: snap.py.
 
 import copy
 from dataclasses import asdict
-from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import ReplTask, generator, run_cli
+from data import ReplTask, draw_commands, generator, run_cli
 from eval import evaluate, make, predict
 from experiments import Study, chapter, grid, min_max, number, records, summary, table
 from experiments.groups import compose, run_commands
 from experiments.inside import Untracked, fit_image, read_heads
 from experiments.plots import BLUE, GREY, RED, canvas, draw_lines, ticks_at
-from experiments.reading import answers_correctly, follow, read, draw_test_commands
+from experiments.reading import answers_correctly, follow, read
 from train import Config, train
 
 # --- 1. What a model knows ------------------------------------------------------------------------
@@ -46,17 +45,21 @@ def measure(model, task, seed=0):
 
     seed: of the test traces.
     """
-    draw = partial(draw_test_commands, task, seed=seed)
+    rng = generator(seed, "test")
+
+    def draw(*shape):
+        return draw_commands(task.group, task.commands, shape, rng)
+
     found = {}
     for kind in ("orders", "repeats"):
-        found[f"{kind} 0"], found[f"{kind} 8"] = first_values(model, task, kind, draw(240, 8), seed)
+        found[f"{kind} 0"], found[f"{kind} 8"] = first_values(model, task, kind, draw(240, 8), rng)
 
     before, after = draw(240, 32), draw(240, 8)
-    told = told_values(model, task, task.literal_line, before, after, seed)
+    told = told_values(model, task, task.literal_line, before, after, rng)
     (found["literal 0"], found["beside 0"]), (found["literal 8"], found["beside 8"]) = told
-    told = told_values(model, task, task.reveal_lines, before, after, seed)
+    told = told_values(model, task, task.reveal_lines, before, after, rng)
     found["false reveals"] = told[0][0]
-    found["joined late"] = join_late(model, task, draw(256, 48), seed)[24:].mean()
+    found["joined late"] = join_late(model, task, draw(256, 48), rng)[24:].mean()
 
     found["whole"] = correct_after(model, task, draw(96, 256)).all(1).mean()
     for k in (1, 2, 5, 10):
@@ -86,12 +89,11 @@ def now_and_later(model, task, state, values, commands):
             answers_correctly(model, task, later, moved))
 
 
-def first_values(model, task, kind, commands, seed):
+def first_values(model, task, kind, commands, rng):
     """The accuracy of random first values, at once and after commands [B, L, n].
 
     kind: "orders" of 1, 2, ...; or values with "repeats", drawn independently.
     """
-    rng = generator(seed, "test", 0)
     values = rng.integers(task.group.degree, size=commands[:, 0].shape)
     if kind == "orders":
         values = rng.random(values.shape).argsort(1)
@@ -99,13 +101,12 @@ def first_values(model, task, kind, commands, seed):
     return [correct.mean() for correct in now_and_later(model, task, state, values, commands)]
 
 
-def told_values(model, task, line, before, after, seed):
+def told_values(model, task, line, before, after, rng):
     """Commands, then a line that gives one variable another value, then commands: [B, L, n] each.
 
     line: task.literal_line, or task.reveal_lines, which then are false.
     Returns: the accuracy of this value and of those beside it, right after the line and at the end.
     """
-    rng = generator(seed, "test", 1)
     n = task.group.degree
     *_, state = follow(model, task, before)
     values = run_commands(before)[:, -1]
@@ -118,9 +119,8 @@ def told_values(model, task, line, before, after, seed):
     return [(now[told].mean(), now[~told].mean()), (later[moved].mean(), later[~moved].mean())]
 
 
-def join_late(model, task, commands, seed):
+def join_late(model, task, commands, rng):
     """The accuracy at each reveal of sessions without first lines, a reveal after each command."""
-    rng = generator(seed, "test", 2)
     values = task.group.draw((len(commands),), rng)
     asked = rng.integers(task.group.degree, size=commands.shape[:2])
     batch = task.batch_of(task.trace(*each).removeprefix(task.start_lines(each[-1]))

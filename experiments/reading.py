@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from data import draw_commands, generator
+from data import generator
 from eval import device_of, score
 
 TOKENS_AT_ONCE = 1024  # of each trace, in evaluate_stream
@@ -26,11 +26,6 @@ def follow(model, task, commands, state=None):
     for t in range(commands.shape[1]):
         _, state = read(model, task, map(task.command_line, commands[:, t].tolist()), state)
         yield state
-
-
-def draw_test_commands(task, *shape, seed=0):
-    """Random commands that no training draws: [*shape, n]."""
-    return draw_commands(task.group, task.commands, shape, generator(seed, "test", *shape))
 
 
 def answers_correctly(model, task, state, values):
