@@ -5,7 +5,6 @@ import torch
 
 from data import generator
 from eval import device_of, score
-from experiments.groups import run_commands
 
 TOKENS_AT_ONCE = 1024  # of each trace, in evaluate_stream
 
@@ -17,34 +16,30 @@ def read(model, task, texts, state=None):
     return model.stream(tokens, state)
 
 
-def follow(model, task, commands, asked=None):
-    """Let a model read traces: yields the state of its stream after each command.
+def follow(model, task, commands, state=None):
+    """Let a model read commands [B, L, n]: yields the state of its stream after each of them.
 
-    Shapes: commands [B, L, n].  asked [B, L]: variables, one to reveal after each command.
+    state: where it begins, by default after the first lines `a = 1` and so on.
     """
-    perms = run_commands(commands)
-    _, state = read(model, task, [task.start_lines()] * len(commands))
+    if state is None:
+        _, state = read(model, task, [task.start_lines()] * len(commands))
     for t in range(commands.shape[1]):
-        texts = [task.command_line(g) for g in commands[:, t].tolist()]
-        if asked is not None:
-            texts = [text + task.reveal_lines(i, perm[i])
-                     for text, i, perm in zip(texts, asked[:, t], perms[:, t])]
-        _, state = read(model, task, texts, state)
+        _, state = read(model, task, map(task.command_line, commands[:, t].tolist()), state)
         yield state
 
 
-def is_right(model, task, state, perms):
-    """Whether a model answers correctly for each variable: perms [B, n] -> bool [B, n].
+def answers_correctly(model, task, state, values):
+    """Whether a model answers correctly for each variable: values [B, n] -> bool [B, n].
 
     Every question branches off the same state of model.stream, so no answer informs another.
     """
     answers = []
     for variable in range(len(task.names)):
         question = task.reveal_lines(variable, 0).removesuffix(f"{task.values[0]}\n")
-        logits, _ = read(model, task, [question] * len(perms), state)
+        logits, _ = read(model, task, [question] * len(values), state)
         answers.append(logits[:, -1].argmax(-1).numpy())
     ids = np.array([task.ids[value] for value in task.values])
-    return np.stack(answers, 1) == ids[perms]
+    return np.stack(answers, 1) == ids[values]
 
 
 @torch.no_grad()
