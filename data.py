@@ -148,7 +148,11 @@ class ReplTask(Lexer):
         return self.batch_of(map(self.trace, *drawn))
 
     def dense_batch(self, batch, length, spacing, rng):
-        """A training_batch with random first values and, perhaps, literals between its commands."""
+        """A training_batch with random first values and, perhaps, literals at random places.
+
+        (A literal that always stood right before a reveal would be read there, and be lost at the
+        next command.)
+        """
         n = self.group.degree
         drawn = self.draw_program(batch, length, spacing, rng, self.repeat_fraction)
         values = rng.integers(n, size=(batch, n)).tolist()

@@ -7,11 +7,11 @@ row; the last stage takes `final_steps` steps.
 Test traces begin with the values 1, 2, ..., and only permute them. Training adds what such traces
 cannot teach:
     repeated commands   Precision: the error of one command adds up until the loss can see it.
-    dense batches       Reading: they have more reveals than their stage, and random values in the
-                        first lines; half of them also assign literals later, as in `b = 3`. Without
+    dense batches       Reading: they have more reveals than their stage, and random first values;
+                        half of them also have literals between commands, as in `b = 3`. Without
                         them a model ignores the first lines, which never change, and often the
-                        reveals too. (If all batches had random values, the first stage would not
-                        be learned.)
+                        reveals too. (If all batches had random first values, the first stage would
+                        not be learned.)
 
 The learning rates stay constant, so the parameters end up circling a solution. Their average over
 the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
@@ -66,7 +66,7 @@ class Config:
     group: str = "S5"              # S<n>, A<n>, Z<n> or D<n>; the other defaults suit n up to 7
     commands: str = "full"         # full: permutations of all variables; swap: of two
     repeat_fraction: float = 0.5   # fraction of training traces with repeated commands
-    literal_fraction: float = 0.5  # fraction of dense batches with literals, as in `b = 3`
+    literal_fraction: float = 0.5  # fraction of dense batches with literals
     model: str = "linrnn"          # linrnn (DeltaNet), transformer or lstm
     d_model: int = None            # width: 64 (transformer 56, lstm 60)
     layers: int = None             # 1 (transformer 2)

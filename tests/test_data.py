@@ -135,17 +135,19 @@ def test_a_trace_shows_the_reveals_values_and_literals_that_it_is_told():
     task, rng = ReplTask(Group("S5")), default_rng(2)
     commands = task.group.draw((12,), rng).tolist()
     assert task.trace(commands, [4, 0, 4]).startswith(">>> a = 1\n>>> b = 2\n>>> c = 3\n")
-    text = task.trace(commands, [4, 0, 4], [2, 2, 0, 1, 4], [(3, 1), (0, 0), (4, 3)])
+    literals = [(4, 3, 1), (0, 0, 0), (2, 4, 3)]
+    text = task.trace(commands, [4, 0, 4], [2, 2, 0, 1, 4], literals)
     lines = ["" if ", b, " in line else line for line in typed_lines(text)]
     assert session(typed_lines(text)) == text
     assert lines == ["a = 3", "b = 3", "c = 1", "d = 2", "e = 5", "", "", "", "", "d = 2",
-                     "print('e', e)", "", "", "", "", "a = 1", "print('a', a)", "", "", "", "",
-                     "e = 4", "print('e', e)"]
+                     "print('e', e)", "a = 1", "", "", "", "", "print('a', a)", "", "", "e = 4",
+                     "", "", "print('e', e)"]
 
 
 def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_literals():
     """Two first values, of one trace or of two, are any pair. A literal gives any variable any
-    value. All traces of a batch have literals, or none; half repeat commands."""
+    value, at any place among the commands before a reveal. All traces of a batch have literals, or
+    none; half repeat commands."""
     drawn = []
 
     class Recorder(ReplTask):
@@ -158,15 +160,15 @@ def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_litera
     commands, _, values, literals = zip(*drawn)
     repeats = (np.diff(commands, axis=1) == 0).all(-1).mean(1)
     assert repeats[::2].mean() > 0.7 and repeats[1::2].mean() < 0.2
-    numbers = [len(pairs or ()) for pairs in literals]
+    numbers = [len(each or ()) for each in literals]
     assert numbers[::2] == numbers[1::2] and {*numbers} == {0, 4}
     assert abs(np.mean(numbers) / 4 - 0.25) < 0.13  # six deviations of 400 coins
     beside = [(one[0], other[0]) for one, other in zip(values[::2], values[1::2])]
     firsts = [pair for row in values for pair in itertools.combinations(row, 2)]
-    given = [pair for pairs in literals for pair in pairs or ()]
-    for pairs in (beside, firsts, given):
-        found, counts = np.unique(pairs, axis=0, return_counts=True)
-        assert len(found) == 16 and near_uniform(counts)
+    given = [one for each in literals for one in each or ()]
+    for some, kinds in [(beside, 16), (firsts, 16), (given, 3 * 16)]:
+        found, counts = np.unique(some, axis=0, return_counts=True)
+        assert len(found) == kinds and near_uniform(counts)
 
 
 def test_all_swaps_are_equally_likely_and_written_in_order():
