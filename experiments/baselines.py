@@ -32,7 +32,7 @@ import numpy as np
 
 from data import Group, ReplTask, draw_commands, run_cli
 from experiments import (ALL_STAGES, COST, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
-                         percent, records, summary, table)
+                         percent, rates, records, summary, table)
 from experiments.groups import draw_sparse_commands, with_reveals
 from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
 from models import LSTM, LinRNN, Transformer
@@ -65,7 +65,7 @@ def run(setting, folder):
     budget = 1e6 * setting["millions"]
     task = ReplTask(Group("S5"))
     config = Config(curriculum=[(2, 1), (64, 8)], pass_accuracy=0.0, pass_patience=1,
-                    final_steps=10**9, seed=setting["seed"], **ALL_STAGES[setting["model"]])
+                    final_steps=10**9, seed=setting["seed"], **rates(setting["model"], ALL_STAGES))
     model = MODELS[setting["model"]](len(task.vocab))
     model, log = train(model, task, config, folder, resume=True,
                        draw=partial(draw_any_stage, budget=budget),
@@ -192,13 +192,13 @@ def out_of_tokens(model, config, now):
 
 def run_swaps(setting, folder):
     name = setting["model"]
-    rates, scale = ALL_STAGES[name], decaying_late
+    lrs, scale = rates(name, ALL_STAGES), decaying_late
     if name == "lstm":  # with these learning rates it was first seen to learn
-        rates = rates | {"matrix_lr": 2.5e-3, "lr": 2.5e-3}
+        lrs |= {"matrix_lr": 2.5e-3, "lr": 2.5e-3}
         scale = partial(decaying_late, late=0.4)
     config = Config(curriculum=[(L, S) for L, S, _ in SWAP_STAGES], batch=32, pass_accuracy=0.95,
                     pass_patience=4, final_steps=300, reveal_weight=5.0, average=False,
-                    seed=setting["seed"], **rates)
+                    seed=setting["seed"], **lrs)
     task = MixedTask(Group("S5"))
     model, log = train(MODELS[name](len(task.vocab)), task, config, folder, resume=True,
                        draw=draw_swaps, lr_scale=scale, gives_up=out_of_tokens)
@@ -220,7 +220,7 @@ def run_spacings(setting, folder):
     """Eight commands of S3 from the first step on, and 100 more steps once they are passed."""
     stage = (8, setting["spacing"])
     config = Config(curriculum=[stage, stage], final_steps=100, dense_fraction=0.0,
-                    seed=setting["seed"], **ALL_STAGES[setting["model"]])
+                    seed=setting["seed"], **rates(setting["model"], ALL_STAGES))
     task = ReplTask(Group("S3"), setting["commands"], repeat_fraction=0.0)
     model = MODELS[setting["model"]](len(task.vocab))
     model, log = train(model, task, config, folder, resume=True,
