@@ -64,22 +64,30 @@ def test_merges_are_learned_by_frequency_and_used_in_that_order():
 
 
 def test_padding_never_counts_and_a_wrong_token_may_spell_the_right_letters(monkeypatch):
-    """Of eight reveals one is cut elsewhere, and one has a wrong second letter."""
+    """Of 16 reveals one is cut elsewhere, one has a wrong second letter, and one goes on with the
+    letter of the next reveal."""
     task = StringTask("bpe")
-    batch = task.test_batch(8, 2, 2, generator(0, "test", 2, 2))
-    assert len({*batch.numbers.sum(1)}) > 1  # so some are padded
+    batch = task.test_batch(8, 4, 2, generator(0, "test", 4, 2))
+    assert len({*(batch.numbers > 0).sum(1)}) > 1  # so some are padded
     read = np.where(batch.reveals, batch.targets, -1)
     first = batch.reveals.argmax(1)
-    values = [task.decode(row[counts]) for row, counts in zip(batch.targets, batch.reveals)]
-    cut = next(row for row in range(8) if values[row][0] != values[row][-1]
-               and task.vocab[batch.targets[row, first[row]]] == values[row][:2])
-    read[cut, first[cut]] = task.ids[values[cut][0]]
-    row, wrong = next((row, pair) for row in range(8) for pair in task.vocab[len(MARKS) + 3:]
-                      if row != cut and pair[0] == values[row][0] and pair != values[row][:2])
+    values = [[task.decode(row[numbers == number]) for number in (1, 2)]
+              for row, numbers in zip(batch.targets, batch.numbers)]
+    pairs = task.vocab[len(MARKS) + 3:]
+
+    cut = next(row for row in range(8) if len(task.vocab[batch.targets[row, first[row]]]) == 2)
+    read[cut, first[cut]] = task.ids[values[cut][0][0]]
+    row, wrong = next((row, pair) for row in range(8) for pair in pairs
+                      if row != cut and pair[0] == values[row][0][0] and pair != values[row][0][:2])
     read[row, first[row]] = task.ids[wrong]
+    other, beyond = next((row, last) for row in {*range(8)} - {cut, row}
+                         for last in [np.flatnonzero(batch.numbers[row] == 1)[-1]]
+                         if len(task.vocab[batch.targets[row, last]]) == 1
+                         and values[row][0][-1] + values[row][1][0] in pairs)
+    read[other, beyond] = task.ids[values[other][0][-1] + values[other][1][0]]
     monkeypatch.setattr(strings, "predict", lambda model, inputs: read)
-    found = strings.measure(None, task, 2, 2, reveals=8)
-    assert (found["all"], found["spelled"]) == (6 / 8, 7 / 8)
+    found = strings.measure(None, task, 4, 2, reveals=16)
+    assert (found["all"], found["spelled"]) == (13 / 16, 14 / 16)
 
 
 def test_a_stage_is_passed_by_whole_reveals():
