@@ -67,11 +67,10 @@ def test_two_processes_write_the_run_of_one_and_resume_it_with_the_same_bits(
         torch.testing.assert_close(whole[part], cut[part], rtol=0, atol=0)
     for metric in ("loss", "reveal_loss", "reveal_accuracy", "tokens", "gradient_norm"):
         assert abs(whole["log"][-1][metric] - one["log"][-1][metric]) < 1e-10, metric
-    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("cut", "one")]
-    assert results[0].keys() == results[1].keys()
-    assert results[0]["results"] == results[1]["results"]
-    task, model = load(tmp_path / "whole")
-    assert task.group.name == "S3"
+    ours, theirs = (json.loads((tmp_path / name / "results.json").read_text())
+                    for name in ("cut", "one"))
+    assert ours.keys() == theirs.keys() and ours["results"] == theirs["results"]
+    assert load(tmp_path / "whole")[0].group.name == "S3"
 
 
 @pytest.mark.parametrize("option", ["--device meta", "--resume nowhere", "--resume RUN --seed 1"])
