@@ -1,41 +1,88 @@
-"""Several processes take the steps of one."""
+"""Several processes take the steps of one, and leave its run."""
 
+import json
+import os
 from datetime import timedelta
+from functools import partial
 
+import pytest
 import torch
+import train as trainer
+from conftest import SMALL
 from torch import distributed
 
-from eval import make
+from data import Batch, UserError
+from eval import load, read_run
 from experiments import processes
-from train import Config, train
+from train import Config
 
-CONFIG = Config(group="S3", curriculum=((2, 1), (4, 2)), d_model=8, heads=2, batch=4,
-                pass_accuracy=0.0, final_steps=7)
+TEN_STEPS = [*SMALL, *"--batch 4 --final-steps 7".split()]
 
 
-def train_as(rank, folder):
-    """In float64, since an optimiser may turn a difference in rounding into another step."""
+def work(rank, folder):
+    """What each of two processes does: a run, and the same one interrupted and resumed. In float64,
+    since an optimiser may turn a difference in rounding into another step."""
     torch.set_default_dtype(torch.float64)
-    distributed.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=60), 2, rank)
-    _, model, log = processes.train_share(CONFIG)
-    torch.save((model.state_dict(), log[-1]), f"{folder}/{rank}.pt")
+    os.environ["WORLD_SIZE"] = "2"
+    if rank:
+        torch.save = None  # it may not write
+
+    def main(store, *argv):
+        distributed.init_process_group = partial(
+            start, init_method=f"file://{folder}/{store}", timeout=timedelta(seconds=60),
+            world_size=2, rank=rank)
+        processes.main([*map(str, argv)])
+
+    def interrupt(*given):
+        calls.append(given)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return loss(*given)
+
+    start, loss, calls = distributed.init_process_group, trainer.loss, []
+    trainer.SAVE_EVERY = 3
+    main("first", *TEN_STEPS, "--out", folder / "whole")
+    trainer.loss = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        main("second", *TEN_STEPS, "--out", folder / "cut")
     distributed.destroy_process_group()
+    trainer.loss = loss
+    main("third", "--resume", folder / "cut" / "model.pt", *"--lengths 4:2 --traces 4".split())
 
 
-def test_two_processes_take_the_ten_steps_of_one(tmp_path, monkeypatch):
+def test_two_processes_write_the_run_of_one_and_resume_it_with_the_same_bits(
+        tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    torch.multiprocessing.spawn(train_as, (tmp_path,), nprocs=2)
-
+    torch.multiprocessing.spawn(work, (tmp_path,), nprocs=2)
     torch.set_default_dtype(torch.float64)
     try:
-        torch.manual_seed(CONFIG.seed)
-        task, model = make(vars(CONFIG))
-        model, log = train(model, task, CONFIG)
+        trainer.main([*TEN_STEPS, "--out", str(tmp_path / "one")])
     finally:
         torch.set_default_dtype(torch.float32)
-    for rank in range(2):
-        parameters, last = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(model.state_dict(), parameters, rtol=0, atol=1e-10)
-        assert log[-1]["step"] == last["step"] == 10
-        for metric in ("loss", "reveal_loss", "reveal_accuracy", "tokens", "gradient_norm"):
-            assert abs(log[-1][metric] - last[metric]) < 1e-10, metric
+
+    whole, cut, one = (read_run(tmp_path / name) for name in ("whole", "cut", "one"))
+    assert whole["progress"]["step"] == cut["progress"]["step"] == 10
+    for part in ("model", "last"):
+        torch.testing.assert_close(whole[part], one[part], rtol=0, atol=1e-10)
+        torch.testing.assert_close(whole[part], cut[part], rtol=0, atol=0)
+    for metric in ("loss", "reveal_loss", "reveal_accuracy", "tokens", "gradient_norm"):
+        assert abs(whole["log"][-1][metric] - one["log"][-1][metric]) < 1e-10, metric
+    ours, theirs = (json.loads((tmp_path / name / "results.json").read_text())
+                    for name in ("cut", "one"))
+    assert ours.keys() == theirs.keys() and ours["results"] == theirs["results"]
+    assert load(tmp_path / "whole")[0].group.name == "S3"
+
+
+@pytest.mark.parametrize("option", ["--device meta", "--resume nowhere", "--resume RUN --seed 1"])
+def test_an_option_that_does_not_fit_is_refused_before_the_processes_meet(
+        option, refused, monkeypatch, small_run):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(processes.main, option.replace("RUN", str(small_run)).split())
+
+
+def test_unequal_shares_are_refused(monkeypatch):
+    """Their gradients would have unequal weights."""
+    monkeypatch.setattr(distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 3)
+    with pytest.raises(UserError, match="3 processes cannot share 4 traces"):
+        processes.loss_of_own_rows(None, Batch(*torch.zeros(3, 4)), Config())
