@@ -405,7 +405,7 @@ def restore(folder, model, average, optimizers):
 
 def parse(argv=None):
     """A Config, and the options that are not part of a run."""
-    shown = inspect.getsource(Config).partition("    def ")[0]  # the fields and their comments
+    shown = re.split(r"\n\s+def ", inspect.getsource(Config))[0]  # the fields and their comments
     parser = make_parser("Train one model on one task.\n\n" + shown)
     add = parser.add_argument
     add("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
@@ -431,7 +431,8 @@ def parse(argv=None):
     return config, args
 
 
-def main(argv=None):
+def main(argv=None, trainer=None):
+    """trainer: a function to use in place of train()."""
     config, args = parse(argv)
     torch.manual_seed(config.seed)
     task, model = make(asdict(config))
@@ -445,7 +446,8 @@ def main(argv=None):
           f"{folder}", flush=True)
 
     try:
-        model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
+        model, log = (trainer or train)(model.to(args.device), task, config, folder,
+                                        resume=bool(args.resume))
     except KeyboardInterrupt:
         if (folder / "model.pt").exists():
             print(f"\nto go on: python train.py --resume {folder}", flush=True)

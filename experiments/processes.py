@@ -12,19 +12,16 @@ The options are those of train.py, on the CPU. The first process alone prints, a
 which eval.py and play read as any other. With --resume, all processes read it and go on.
 """
 
-import json
 import os
 import sys
-from dataclasses import asdict
 from operator import itemgetter
-from pathlib import Path
 
 import torch
 from torch import distributed
 
 import train
 from data import UserError, run_cli
-from eval import evaluate_and_print, make
+from eval import device_of
 from experiments import chapter, records, table
 
 
@@ -47,13 +44,18 @@ def loss_of_own_rows(model, batch, config):
     return objective, dict(zip(metrics, numbers.tolist()))
 
 
-def train_share(config, folder=None, resume=False):
-    """Train as one of several processes.  Returns: the task, the model and the log."""
-    torch.manual_seed(config.seed)
-    task, model = make(asdict(config))
+def train_share(model, task, config, folder=None, resume=False):
+    """train(), as one of several processes. All but the first end after it."""
+    if device_of(model).type != "cpu":
+        raise UserError(f"several processes train on the CPU, not on {device_of(model)}")
+    distributed.init_process_group("gloo")
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda parameter: average(parameter.grad))
-    return task, *train.train(model, task, config, folder, resume, loss=loss_of_own_rows)
+    trained = train.train(model, task, config, folder, resume, loss=loss_of_own_rows)
+    distributed.destroy_process_group()
+    if os.environ["RANK"] != "0":
+        sys.exit()
+    return trained
 
 
 def show():
@@ -63,29 +65,12 @@ def show():
 
 
 def main(argv=None):
-    if "WORLD_SIZE" not in os.environ:  # torch.distributed.run tells how many processes there are
+    if "RANK" not in os.environ:  # torch.distributed.run numbers the processes
         return chapter(__doc__, show, argv=argv)
-    config, args = train.parse(argv)
-    if args.device != "cpu":
-        raise UserError(f"several processes train on the CPU, not on {args.device}")
-    default = f"runs/{config.model}-{config.group}-seed{config.seed}"
-    folder = Path(args.resume or args.out or default)
-    folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
-
-    distributed.init_process_group("gloo")
-    others = distributed.get_rank() > 0
-    if others:  # one process speaks and writes for all
+    if os.environ["RANK"] != "0":  # one process speaks and writes for all
         sys.stdout = open(os.devnull, "w")
         train.save = lambda *run: None
-    task, model, log = train_share(config, folder, bool(args.resume))
-    distributed.destroy_process_group()
-    if others:
-        return
-
-    rows = evaluate_and_print(model, task, args.lengths, args.traces)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    result = {"config": asdict(config), "results": rows, **log[-1], "parameters": parameters}
-    (folder / "results.json").write_text(json.dumps(result))
+    train.main(argv, train_share)
 
 
 if __name__ == "__main__":

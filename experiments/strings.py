@@ -34,7 +34,7 @@ from eval import predict
 from experiments import Study, chapter, grid, percent, records, summary, table
 from experiments.plots import BLUE, canvas
 from models import LinRNN
-from train import Config, loss, train
+from train import Config, loss_of, train
 
 # --- 1. Lexers: a function, value -> its tokens, and all of these ---------------------------------
 
@@ -149,7 +149,7 @@ def loss_of_whole_reveals(model, batch, config):
     """The loss of train.py. A stage is passed by the accuracy of whole values, since the accuracy
     of single tokens is higher."""
     logits = model(batch.inputs)
-    objective, metrics = loss(lambda tokens: logits, batch, config)
+    objective, metrics = loss_of(logits, batch, config)
     correct = (logits.argmax(-1) == batch.targets).cpu().numpy()
     return objective, metrics | {"reveal_accuracy": float(whole(correct, batch.numbers).mean())}
 
