@@ -498,7 +498,7 @@ def _(q, k, b, inverse, w, starts, d, P, g_out, G):
     return [x.new_empty(x.shape) for x in (q, k, b, g_out, G)]
 
 
-# --- 8. Two proofs: what is lost without beta = 2 -------------------------------------------------
+# --- 8. Two proofs --------------------------------------------------------------------------------
 #
 # A swap should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. After m steps, in any order,
 # at most this fraction of x can have become -x (beta <= 1 is proved below; the others were found by
