@@ -406,7 +406,7 @@ def parse(argv=None):
     if args.resume:
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")
-        typed = read_run(Path(args.resume) / "model.pt")["config"]
+        typed = read_run(args.resume)["config"]
     return Config(**typed), args
 
 
@@ -417,6 +417,7 @@ def main(argv=None, trainer=None):
     task, model = make(asdict(config))
     default = f"runs/{config.model}-{config.group}-seed{config.seed}"
     folder = Path(args.resume or args.out or default)
+    folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters, {config.optimizer} {config.matrix_lr:g} and adamw "
           f"{config.lr:g}, chance {task.chance:.3f}, device {args.device}, "

@@ -420,8 +420,7 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     ("--batch 0", "batch"), ("--d-model 0", "d_model"), ("--lr nan", "lr"),
     ("--final-steps -1", "final_steps"), ("--traces 0", "traces"),
     ("--out RUN/model.pt/x", "Not a directory"),
-    ("--resume nowhere", "there is no run in nowhere"),
-    ("--resume RUN/model.pt", "there is no run in"), ("--resume RUN --seed 0", "--resume"),
+    ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume"),
     ("--resume RUN --out x", "--resume")])
 def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words, small_run, refused,
                                                                  tmp_path, monkeypatch):
