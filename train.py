@@ -309,12 +309,10 @@ def make_optimizers(model, config):
     """Muon for the matrices between embedding and unembedding, AdamW for all other parameters.
 
     Muon (Jordan et al. 2024) replaces the update of a matrix by approximately the nearest
-    orthogonal one, so the many small directions of a noisy gradient move as fast as the few large
-    ones. (torch runs its Newton-Schulz iteration in bfloat16.)
+    orthogonal one, so the small directions of a noisy gradient move as fast as the large ones.
     """
     # The rows of embedding and unembedding belong to single tokens: a rare token has a small
-    # gradient, but Muon would move its row as far as any other. (torch has no class for an
-    # unembedding, so it is recognised by its name.)
+    # gradient, but Muon would move its row as far as any other. (torch has no unembedding class.)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = []
     others = []
