@@ -159,8 +159,7 @@ def make(config):
     if config["model"] not in MODELS:
         raise UserError(f"model must be one of {', '.join(MODELS)}; got {config['model']!r}")
 
-    # One side of a command has n + 1 tokens. With n + 3, a token sees its place in it.
-    options = {"conv_width": task.group.degree + 3}
+    options = {"conv_width": task.group.degree + 3}  # a token sees its place in the command
     for name in ("d_model", "layers", "heads", "beta_max", "householders", "conv_width"):
         if config[name] is not None:
             options[name] = config[name]

@@ -290,8 +290,8 @@ def train(model, task, config, folder=None, resume=False,
 def update_mean(average, model, n):
     """Move the parameters of `average` 1/n of the way to those of the model; n = 1 copies them.
 
-    So after n steps they are the mean of n. (It can be worse than each of them, since the loss may
-    be high between good solutions.)
+    So after n steps they are the mean of n. (If the loss is high between good solutions, their mean
+    is worse than each of them.)
     """
     for mean, parameter in zip(average.parameters(), model.parameters()):
         mean.data.lerp_(parameter.data, 1 / n)
