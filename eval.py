@@ -58,9 +58,10 @@ def predict(model, inputs, description=None):
     was_training = model.training
     model.eval()
     bar = tqdm(pieces, desc=description, leave=False, disable=None)
-    predictions = torch.cat([model(piece).argmax(-1) for piece in bar])
-    model.train(was_training)
-    return predictions.cpu().numpy()
+    try:
+        return torch.cat([model(piece).argmax(-1) for piece in bar]).cpu().numpy()
+    finally:  # also after Ctrl-C in a notebook
+        model.train(was_training)
 
 
 def score(correct):
