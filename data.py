@@ -112,9 +112,10 @@ class ReplTask(Lexer):
 
     def start_lines(self, values=None):
         """`>>> a = 1` and so on: variable i starts with values[i], by default with value i."""
+        variables = range(self.group.degree)
         if values is None:
-            values = range(self.group.degree)
-        return "".join(self.literal_line(i, value) for i, value in enumerate(values))
+            values = variables
+        return "".join(map(self.literal_line, variables, values))
 
     def literal_line(self, variable, value):
         """`>>> b = 3`."""
