@@ -8,8 +8,8 @@
     >>> print('b', b)                 reveal    one variable, chosen uniformly
     b 3                                         only this 3 depends on the hidden state
 
-The whole text is a trace. Here all commands are `full`: each names every variable. In other traces
-all commands are `swap`: each names only the two variables that change, as in `a, b = b, a`.
+The whole text is a trace. Its commands are `full`: each names every variable. In other traces all
+commands are `swap`: each names only the two variables that change, as in `a, b = b, a`.
 
 Conventions for permutations, the same in every file (those for matrices are in scan.py)
     A permutation is an array of 0-based positions. The command "first g, then h" is g[h] in numpy:
@@ -44,27 +44,24 @@ class Lexer:
     def __init__(self, vocab):
         self.vocab = vocab
         self.ids = {token: i for i, token in enumerate(vocab)}
-        # Match the longest token first, or `print('` would be lexed as the variable `p`.
+        # The longest token first, or `print('` would be lexed as the variable `p`.
         longest_first = sorted(vocab, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def encode(self, text):
-        """The token ids of a text, a list."""
-        # findall silently skips anything it cannot match, so check that nothing was lost.
         tokens = self.pattern.findall(text)
-        if "".join(tokens) != text:
+        if "".join(tokens) != text:  # findall silently skips what it cannot match
             raise UserError(f"{text[:80]!r} contains characters that are not tokens of this task")
         return [self.ids[token] for token in tokens]
 
     def decode(self, ids):
-        """The text of a sequence of token ids."""
         return "".join(self.vocab[i] for i in ids)
 
 
 class ReplTask(Lexer):
     """Next-token prediction on Python REPL traces.
 
-    A comma is part of the name after it. So a first line has 5 tokens, a `full` command 2n + 3, a
+    A comma belongs to the name after it, so a first line has 5 tokens, a `full` command 2n + 3, a
     `swap` command 7, and a reveal 11: T = 5n + L (2n + 3) + 11 L/S.
 
     repeat_fraction: the fraction of training traces with repeated commands (section 4).
@@ -98,8 +95,8 @@ class ReplTask(Lexer):
             reveal, after `place` of the S commands before it.
         """
         spacing = len(commands) // len(asked)
+        text = self.start_lines(values)
         state = [*range(self.group.degree)] if values is None else [*values]
-        text = self.start_lines(state)
         for block, variable in enumerate(asked):
             place, given, value = literals[block] if literals else (None, None, None)
             for t in range(spacing + 1):
@@ -116,7 +113,9 @@ class ReplTask(Lexer):
     def start_lines(self, values=None):
         """`>>> a = 1` and so on: variable i starts with values[i], by default with value i."""
         variables = range(self.group.degree)
-        return "".join(map(self.literal_line, variables, variables if values is None else values))
+        if values is None:
+            values = variables
+        return "".join(map(self.literal_line, variables, values))
 
     def literal_line(self, variable, value):
         """`>>> b = 3`."""
@@ -148,14 +147,12 @@ class ReplTask(Lexer):
         return self.batch_of(map(self.trace, *drawn))
 
     def dense_batch(self, batch, length, spacing, rng):
-        """A training_batch with random first values and, perhaps, literals at random places.
-
-        (A literal that always stood right before a reveal would be read there, and be lost at the
-        next command.)
-        """
+        """A training_batch with random first values and, perhaps, literals at random places."""
         n = self.group.degree
         drawn = self.draw_program(batch, length, spacing, rng, self.repeat_fraction)
         values = rng.integers(n, size=(batch, n)).tolist()
+
+        # If a literal always came right before a reveal, it would be lost at the next command.
         blocks = (batch, length // spacing)
         literals = [rng.integers(most, size=blocks) for most in (spacing + 1, n, n)]
         literals = np.stack(literals, -1).tolist()
@@ -177,13 +174,11 @@ class ReplTask(Lexer):
         """Traces as a Batch: the target of each token is the token after it."""
         tokens = np.array([self.encode(text) for text in texts])
         inputs = tokens[:, :-1]
-        targets = tokens[:, 1:]
-        # The token " " occurs only in `b 3`, right before the value.
-        return Batch(inputs, targets, inputs == self.ids[" "])
+        reveals = inputs == self.ids[" "]  # this token occurs only in `b 3`, before the value
+        return Batch(inputs, tokens[:, 1:], reveals)
 
     @staticmethod
     def check(length, spacing):
-        """Raises: UserError unless the length is a positive multiple of the spacing."""
         if length < 1 or spacing < 1 or length % spacing:
             raise UserError("a trace ends on a reveal, so its length must be a positive multiple "
                             f"of the spacing; got length {length}, spacing {spacing}")
@@ -205,13 +200,10 @@ class Batch(NamedTuple):
 # --- 2. Groups ------------------------------------------------------------------------------------
 
 class Group:
-    """A finite group of permutations of n points; n is its degree.
+    """A finite group of permutations: its degree n counts the points, its order the elements.
 
     Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral. Or any name together with
     the list of all elements [order, n].
-
-    Attributes: degree; order, the number of elements; chance, the accuracy of a guess that knows
-        the variable but not the state.
     """
 
     def __init__(self, name, elements=None):
@@ -224,7 +216,8 @@ class Group:
             self.order, self.degree = self.elements.shape
         if self.degree > 26:
             raise UserError(f"variables are the letters a to z, but {name} needs {self.degree}")
-        # A random element of a transitive group sends a point to every point equally often.
+        # The accuracy of a guess that knows the variable but not the state: a random element of a
+        # transitive group sends a point to every point equally often.
         self.chance = 1 / self.degree
 
     @cached_property
@@ -274,24 +267,22 @@ def read_name(name):
 
 
 def checked_elements(name, elements):
-    """The elements of a group in lexicographic order.  Raises: UserError if it is none."""
+    """The elements in lexicographic order.  Raises: UserError if they are no transitive group."""
     elements = np.asarray(elements)
     points = np.arange(elements.shape[-1])
     if (elements.ndim != 2 or elements.dtype.kind not in "iu"
             or (np.sort(elements) != points).any()):
         raise UserError(f"group {name}: each element must list the positions 0, 1, ... in some "
                         f"order; got {str(elements.tolist())[:40]}")
-    elements = np.unique(elements.astype(np.uint8), axis=0)
 
-    def rows(perms):  # as byte strings, so that a set can hold them
-        return np.ascontiguousarray(perms).view(f"V{len(points)}").ravel().tolist()
-
-    listed = {*rows(elements)}
-    if not all(listed.issuperset(rows(elements[:, g])) for g in elements):  # first any, then g
-        raise UserError(f"group {name}: list all elements, and not only generators")
-    if len(np.unique(elements[:, 0])) < len(points):
+    elements = np.unique(elements, axis=0)
+    listed = {*map(tuple, elements.tolist())}
+    for g in elements:
+        if not listed.issuperset(map(tuple, elements[:, g].tolist())):  # first any, then g
+            raise UserError(f"group {name}: list all elements, and not only generators")
+    if len({*elements[:, 0]}) < len(points):
         raise UserError(f"group {name} is not transitive: a never gets some of the values")
-    return elements.astype(int)
+    return elements
 
 
 def is_odd(perms):
@@ -314,14 +305,11 @@ PURPOSES = {"train": 0, "valid": 1, "test": 2, "split": 3}  # split: of commands
 def generator(seed, purpose, *key):
     """An independent random generator for each (seed, purpose, key).
 
-    So the batch of a step can be drawn without drawing those before it, and training and test
-    traces come from different streams. (Short test traces still occur in training: there are few
-    traces of two commands.)
+    So any step's batch can be drawn alone, and tests have a stream of their own. (Short test traces
+    still occur in training: there are few traces of two commands.)
     """
-    # numpy's streams are independent for different spawn keys. The purpose comes first, so no key
-    # of one purpose equals a key of another.
-    key = (PURPOSES[purpose], *key)
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    spawn_key = (PURPOSES[purpose], *key)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
 
 
 # --- 4. Repeated commands, in training only -------------------------------------------------------

@@ -5,15 +5,13 @@ For each (length L, spacing S), on fresh traces:
     all      accuracy over all reveals
     final    accuracy at the last reveal of each trace
     perfect  fraction of traces with EVERY reveal correct, with its 95% Wilson interval
-The model reads the whole true trace and is scored on the revealed values only. Each earlier reveal
-tells it one variable, so at a small spacing `final` exceeds chance even if the state is lost.
+The model reads the whole true trace and is scored on the revealed values only. Since each earlier
+reveal tells it one variable, at a small spacing `final` exceeds chance even if the state is lost.
 
 Next: train.py, which makes the runs that this file reads.
 """
 
 import argparse
-import inspect
-import os
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +22,14 @@ from data import Group, ReplTask, UserError, generator, make_parser, run_cli, st
 from models import MODELS
 
 LENGTHS = ((64, 8), (128, 1), (128, 16), (256, 32))
-TOKENS_AT_ONCE = 2**17  # in one forward pass, over all its traces: it bounds the memory
+TOKENS_AT_ONCE = 2**17  # in one forward pass; this bounds the memory
 
 
 # --- 1. The table ---------------------------------------------------------------------------------
 
 def evaluate_and_print(model, task, lengths=LENGTHS, traces=256, seed=0):
     """The table described above, printed and returned: a dict for each (length, spacing)."""
-    rows = [evaluate(model, task, *stage, traces, seed) for stage in lengths]
+    rows = [evaluate(model, task, length, spacing, traces, seed) for length, spacing in lengths]
     print_table(rows)
     return rows
 
@@ -45,30 +43,25 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
         raise UserError(f"traces must be at least 1, and seed at least 0; got {traces} and {seed}")
     # The traces depend on these numbers only, so every model reads the same ones.
     rng = generator(seed, "test", length, spacing)
-    inputs, targets, reveals = task.test_batch(traces, length, spacing, rng)[:3]
-    correct = predict(model, inputs, f"({length},{spacing})") == targets
+    batch = task.test_batch(traces, length, spacing, rng)
+    correct = predict(model, batch.inputs, f"({length},{spacing})") == batch.targets
     # Row by row: stack refuses traces with different numbers of reveals.
-    correct = np.stack([row[mask] for row, mask in zip(correct, reveals.astype(bool))])
+    correct = np.stack([row[mask] for row, mask in zip(correct, batch.reveals.astype(bool))])
     return {"length": length, "spacing": spacing, "chance": task.chance} | score(correct)
 
 
 @torch.no_grad()
 def predict(model, inputs, description=None):
-    """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T].
-
-    description: the progress bar's text. The model predicts in eval mode, and then returns to the
-        mode that it was in.
-    """
+    """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T]."""
     tokens = torch.from_numpy(inputs).to(device_of(model))
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
-    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
+    was_training = model.training
     model.eval()
     bar = tqdm(pieces, desc=description, leave=False, disable=None)
     try:
         return torch.cat([model(piece).argmax(-1) for piece in bar]).cpu().numpy()
     finally:  # also after Ctrl-C in a notebook
-        for module, mode in modes:
-            module.training = mode
+        model.train(was_training)
 
 
 def score(correct):
@@ -107,10 +100,10 @@ def print_table(rows):
         print("  along it" + "".join(f"{accuracy:9.4f}" for accuracy in shown))
 
 
-def plot(rows, path, title="", trained=None):
+def plot(rows, path, title, trained):
     """Accuracy against the commands read before a reveal, one curve for each (length, spacing).
 
-    trained: the number of commands in the longest training traces, to be marked.
+    trained: the number of commands in the longest training trace, marked by a line.
     """
     from matplotlib.figure import Figure  # imported here: it takes a second
     axes = Figure(layout="constrained").subplots()
@@ -121,8 +114,7 @@ def plot(rows, path, title="", trained=None):
                   label=f"({row['length']},{row['spacing']})")
 
     axes.axhline(rows[0]["chance"], color="grey", label="chance")
-    if trained:
-        axes.axvline(trained, color="grey", linestyle=":", label="longest training trace")
+    axes.axvline(trained, color="grey", linestyle=":", label="longest training trace")
     axes.set(title=title, xlabel="commands read before the reveal", ylabel="accuracy",
              ylim=(0, 1.05))
     axes.set_xscale("log", base=2)  # 64 commands and 1,024 fit into one picture
@@ -165,19 +157,17 @@ def make(config):
     """The task of a config (the fields of train.Config, as a dict), and its untrained model."""
     task = ReplTask(Group(config["group"]), config["commands"], config["repeat_fraction"],
                     config.get("literal_fraction", 0))  # older runs have read no literals
-    model = config["model"]
-    if model not in MODELS:
-        raise UserError(f"model must be one of {', '.join(MODELS)}; got {model!r}")
+    if config["model"] not in MODELS:
+        raise UserError(f"model must be one of {', '.join(MODELS)}; got {config['model']!r}")
 
-    names = ("d_model", "layers", "heads", "beta_max", "householders", "conv_width")
-    given = {name: config[name] for name in names if config[name] is not None}
-    options = {"conv_width": task.group.degree + 3} | given
-    for option in options.keys() - inspect.signature(MODELS[model]).parameters.keys():
-        raise UserError(f"model {model} has no option {option}")
+    options = {"conv_width": task.group.degree + 3}  # a token sees its place in the command
+    for name in ("d_model", "layers", "heads", "beta_max", "householders", "conv_width"):
+        if config[name] is not None:
+            options[name] = config[name]
     try:
-        return task, MODELS[model](len(task.vocab), **options)
-    except ValueError as error:  # sizes that do not fit together
-        raise UserError(error) from None
+        return task, MODELS[config["model"]](len(task.vocab), **options)
+    except (TypeError, ValueError) as error:  # no such option, or sizes that do not fit together
+        raise UserError(error) from error
 
 
 def device_of(model):
@@ -221,11 +211,8 @@ def main(argv=None):
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
-        os.environ.pop("MPLBACKEND", None)  # a notebook's own may be missing here
         curriculum = read_run(args.run)["config"]["curriculum"]
-        folder = Path(args.run).resolve()
-        folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
-        plot(rows, args.plot, folder.name, trained=max(length for length, *_ in curriculum))
+        plot(rows, args.plot, args.run, trained=max(length for length, *_ in curriculum))
 
 
 if __name__ == "__main__":

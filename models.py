@@ -11,7 +11,7 @@
                           |
                         norm --> unembedding --> logits [B, T, vocabulary]
 
-The models differ in their *mixer*, the block that brings to a token what it needs to know of all
+The models differ in their *mixer*, the block that brings to each token what it needs from all
 tokens before it.
 
     model(tokens) -> logits                              causal: logits at t depend on tokens <= t
@@ -52,8 +52,7 @@ class LocalBlock(nn.Module):
     """x + W gelu(conv(norm(x))): each token sees the conv_width - 1 tokens before it.
 
     The key of a swap depends on a name AND its place in the command. So the convolution is dense
-    (every channel sees every other) and wide: one side of a command has n + 1 tokens, and
-    train.py's default width, n + 3, leaves two to spare.
+    (every channel sees every other) and wide: one side of a command has n + 1 tokens.
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 
@@ -72,6 +71,13 @@ class LocalBlock(nn.Module):
 
         conv = convolve(self.conv, window)  # [B, T, D]
         return x + self.out(F.gelu(conv)), window[:, -reach:]
+
+
+def convolve(conv, window):
+    """conv(window.mT).mT, but faster: as a 2D convolution of height 1, with the channels last."""
+    image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
+    kernel = conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
+    return F.conv2d(image, kernel, conv.bias).squeeze(2).mT
 
 
 class MLP(nn.Module):
@@ -110,8 +116,7 @@ class DeltaBlock(nn.Module):
         self.beta_max = beta_max
         self.householders = householders
 
-        # One matrix computes all that depends on the token, in this order: q [H, K]; k [R, H, K];
-        # v [R, H, K]; strengths [2, R, H], all beta before all write gates.
+        # One matrix computes q, k, v and the strengths: beta and write_gate.
         self.sizes = [d_model, householders * d_model, householders * d_model,
                       2 * householders * heads]
         self.norm = nn.RMSNorm(d_model)
@@ -122,20 +127,18 @@ class DeltaBlock(nn.Module):
     def inputs_of_scan(self, x):
         """For delta_product: q [B, H, T, K]; k, v [B, H, T, R, K]; beta [B, H, T, R]."""
         # In float32 like the scan, even if the network is in half precision.
-        projected = upcast(self.project(self.norm(x)))
-        q, k, v, strengths = projected.split(self.sizes, -1)
+        parts = upcast(self.project(self.norm(x))).split(self.sizes, -1)
 
-        # Heads move to axis 1, before the tokens, as the scan wants them.
-        R, H = self.householders, self.heads
-        q = q.unflatten(-1, (H, -1)).movedim(-2, 1).contiguous()  # [B, H, T, K]
-        k = k.unflatten(-1, (R, H, -1)).movedim(-2, 1).contiguous()  # [B, H, T, R, K]
-        v = v.unflatten(-1, (R, H, -1)).movedim(-2, 1).contiguous()
-        strengths = F.hardsigmoid(strengths).unflatten(-1, (2, R, H))
-        beta, write_gate = strengths.movedim(-1, 1).unbind(-2)  # [B, H, T, R] each
+        # Cut the features of each token, and move the heads before the tokens, as the scan wants.
+        R, H, K = self.householders, self.heads, self.sizes[0] // self.heads
+        shapes = (H, K), (R, H, K), (R, H, K), (2, R, H, 1)
+        q, k, v, strengths = [part.unflatten(-1, shape).movedim(-2, 1).contiguous()
+                              for part, shape in zip(parts, shapes)]
+        beta, write_gate = F.hardsigmoid(strengths).unbind(-3)  # [B, H, T, R, 1] each
 
         # With write_gate = 0, a step with beta = 2 is a pure reflection. (The norm of a query would
         # have no effect: out_norm discards it.)
-        return unit(q), unit(k), write_gate.unsqueeze(-1) * v, self.beta_max * beta
+        return unit(q), unit(k), write_gate * v, self.beta_max * beta.squeeze(-1)
 
     def forward(self, x, state=None):
         out, state = delta_product(*self.inputs_of_scan(x), state)  # [B, H, T, K]
@@ -170,7 +173,7 @@ class AttentionBlock(nn.Module):
         qkv = self.query_key_value(self.norm(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.movedim(-2, 1).unbind(-2)  # [B, H, T, K] each
 
-        # Positions count from the start of the text, not from the start of this piece.
+        # Positions count from the start of the text, not of this piece.
         T = x.shape[1]
         past = 0 if state is None else state.shape[3]
         q = rotate(q, past)
@@ -206,7 +209,6 @@ class LSTMBlock(nn.Module):
 
     The forget gate starts at sigmoid(2) = 0.88. At torch's default, 0.5, the 13 tokens of one S5
     command would shrink a value to 2^-13 (Jozefowicz, Zaremba, Sutskever 2015, section 2.2).
-    Under autocast to bfloat16, a CPU without AVX-512 has no LSTM, and torch says so.
     """
 
     def __init__(self, d_model):
@@ -226,10 +228,7 @@ class LSTMBlock(nn.Module):
 # --- 3. The frame ---------------------------------------------------------------------------------
 
 class LanguageModel(nn.Module):
-    """The frame: embedding -> local block -> layers x [mixer, MLP] -> norm -> logits.
-
-    make_mixer() returns a new block for each layer. conv_width=1 omits the local block.
-    """
+    """The frame. make_mixer() makes a block for each layer; conv_width=1 omits the local block."""
 
     def __init__(self, vocab_size, d_model, layers, conv_width, make_mixer):
         super().__init__()
@@ -258,11 +257,7 @@ class LanguageModel(nn.Module):
 
 
 class LinRNN(LanguageModel):
-    """DeltaNet: the delta rule is the mixer.
-
-    beta_max: 2 allows the eigenvalue -1; 1 is the classical DeltaNet, with eigenvalues in [0, 1].
-    householders: Householder steps per token, R.
-    """
+    """DeltaNet. With beta_max=1 it is the classical one, whose eigenvalues are in [0, 1]."""
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=1, beta_max=2.0, householders=1,
                  conv_width=8):
@@ -271,7 +266,7 @@ class LinRNN(LanguageModel):
 
 
 class Transformer(LanguageModel):
-    """Attention is the mixer. Two layers: a single one can look values up, but not compose them."""
+    """Two layers, since a single one can look values up, but not compose them."""
 
     def __init__(self, vocab_size, d_model=56, heads=4, layers=2, conv_width=8):
         super().__init__(vocab_size, d_model, layers, conv_width,
@@ -279,19 +274,10 @@ class Transformer(LanguageModel):
 
 
 class LSTM(LanguageModel):
-    """torch's LSTM is the mixer. Its four gates need many parameters, so it is narrower."""
+    """Its four gates need many parameters, so it is narrower."""
 
     def __init__(self, vocab_size, d_model=60, layers=1, conv_width=8):
         super().__init__(vocab_size, d_model, layers, conv_width, lambda: LSTMBlock(d_model))
 
 
 MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # the names of --model
-
-
-# --- 4. For speed ---------------------------------------------------------------------------------
-
-def convolve(conv, window):
-    """conv(window.mT).mT, but faster: as a 2D convolution of height 1, with the channels last."""
-    image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
-    kernel = conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
-    return F.conv2d(image, kernel, conv.bias).squeeze(2).mT

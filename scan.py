@@ -2,9 +2,10 @@
 
 Conventions, the same in every file
     The state S is K x V: one row per key direction, one column per value direction.
-    A step multiplies S on the LEFT; a read is S^T q. Time runs left to right, so the product of the
-    steps 1..t is A_t ... A_2 A_1, with the later factor on the left. It is the same "first g, then
-    h" as in data.py: numpy writes g[h] from left to right, matrices multiply from right to left.
+    A step multiplies S on the LEFT, so the steps 1..t multiply it by A_t ... A_2 A_1, the latest on
+    the left. (In data.py, "first g, then h" is g[h], and the latest is on the right.)
+    Time is the axis before the last; leading axes, such as batch and heads, are free.
+    A tensor's name ends in its last axes.
 
 Symbols
     T  tokens    K  key width      C  tokens in one chunk       R  Householder steps per token
@@ -12,9 +13,6 @@ Symbols
     q_TK  the query, which reads the state            v_TV  the value to store under k
     k_TK  the key: S^T k is what is stored under it   b_TK  the direction of the write
     d_TV  the delta: the error of what is stored under k, equation (1)
-Time is the axis before the last; leading axes, such as batch and heads, are free. A tensor's name
-ends in its last axes. In (5) to (16), Q, K, V, B and D are matrices, with the q ... d of one chunk
-as their rows, and L is a triangle (in data.py it is a number of commands).
 
 Sources
     [1] Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174: the delta rule as linear attention.
@@ -30,14 +28,12 @@ Names elsewhere. All treat only the delta rule, b = beta k, and scale each error
     Diag(beta) (I + L)^-1    -         T, "UT transform"    A Diag(beta)
 
 Does NOT include: GPU kernels, hidden scales or normalisations, decay gates. A gate a_t in (0, 1],
-as in Gated DeltaNet (arXiv 2412.06464), would multiply I - beta k k^T. To add one, let A_t be a_1
-a_2 ... a_t, scan v_t / A_t in place of v_t, and multiply the outputs and the state by A_t. Start
-A_t anew every 32 tokens or so, or it underflows.
+as in Gated DeltaNet (arXiv 2412.06464), would multiply I - beta k k^T. To add one, let c_t be a_1
+a_2 ... a_t, scan v_t / c_t in place of v_t, and multiply the outputs and the state by c_t. Start
+c_t anew every 32 tokens or so, or it underflows.
 Run it first: python scan.py. For a first reading, sections 1 to 4 are enough.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
-
-import zlib
 
 import torch
 import torch.nn.functional as F
@@ -182,7 +178,8 @@ def upcast(x):
 #
 #     d_i + sum_{j<i} (k_i . b_j) d_j = v_i - S_0^T k_i                                         (4)
 #
-# That is one unit lower-triangular system for all C errors at once, the rows of D:
+# That is one unit lower-triangular system for all C errors at once. Let Q, K, B, V and D be the
+# matrices whose rows are the q, k, b, v and d of the chunk:
 #
 #     (I + L) D = V - K S_0          L = tril(K B^T, -1)                                        (5)
 #
@@ -200,7 +197,7 @@ def upcast(x):
 #
 #     O = Q S_0 + tril(Q B^T) D                                                                 (9)
 #
-# One chunk of C = 4 tokens. L holds the stars: how much the write at j changes the read at i.
+# One chunk of C = 4 tokens. L holds the stars: how much the write at j changes what k_i reads.
 #
 #               I + L               BEFORE S_0 is known, for all chunks at once:
 #          b_1  b_2  b_3  b_4       U, the errors if S_0 were 0; W, how each error depends on S_0
@@ -337,35 +334,28 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 
 # === A first reading ends here ====================================================================
 #
-# Sections 5 to 7 are one block: rounding, the backward, and operators for torch.compile. They make
-# the scan precise and fast, and add nothing to what it computes. Section 8 proves what section 1
-# says of beta < 2. `python scan.py` is at the end.
+# Sections 5 to 7 make the scan precise and fast, and add nothing to what it computes. Section 8
+# proves what section 1 says of beta < 2. `python scan.py` is at the end.
 
 # --- 5. Numerics ----------------------------------------------------------------------------------
 #
 # Why unit keys: with |k| = 1, b = beta k and beta <= 2, each factor A = I - b k^T has norm <= 1.
 # The entry (i, j) of (I + L)^-1 below the diagonal is -k_i^T A_{i-1} ... A_{j+1} b_j: the write at
-# j, carried to i and read there. So no entry exceeds 2. The inverse can grow exponentially in C if
-# keys are raw, or if b is not parallel to k, since such a step can stretch.
+# j, carried to i and read there. So no entry exceeds 2. If keys are raw, or b is not parallel to k,
+# a step can stretch, and the inverse can grow exponentially in C.
 #
 # Why a triangular solve: it is exact to rounding. Multiplying out (I - L)(I + L^2)(I + L^4)... is
-# not, although the product ends because L^C = 0. If keys are similar, the powers of L become huge
-# before they vanish, and they must cancel in an inverse whose entries are at most 2. In float32,
-# one key that is repeated with beta = 0.9 makes an error of about 1e9 in a chunk of 64. (Inverting
-# by halves, as some GPU kernels do, is as accurate, but slower for chunks of 16: 2605.21325.)
+# not. If keys are similar, the powers of L become huge before they vanish, and they must cancel in
+# an inverse whose entries are at most 2. In float32, one key that is repeated with beta = 0.9 makes
+# an error of about 1e9 in a chunk of 64.
 #
-# Rounding: a reflection with a rounded key is not exactly orthogonal, and no command pulls a state
-# back. So errors add up, but slowly. How precise must a state be? Round the state of the swap
-# machine after each token. Its largest error after 1,024 commands on five variables, in ten seeds:
+# How precise must a state be? Round the state of the swap machine after each token, for 1,024
+# commands on five variables. In its slots 0 and 1 stay exact, even in int8. In a rotated basis the
+# errors grow to .03 in float16, .2 in bfloat16 and .7 in int8; a value is misread from .5 on.
 #
-#                                        float32   float16   bfloat16   int8
-#     in its slots (0 and 1 are exact)    1e-7        0          0        0
-#     in a rotated basis                  3e-5       .03        .2       .7
-#
-# A value is misread from .5 on: in all formats but int8, all can still be read. A key must be more
-# precise: with bfloat16 keys and a float32 state, values fade by a third, even in their slots. So
-# models.py normalises keys in float32. (Integer keys e_i - e_j with beta = 1 make the same swaps:
-# then sums are exact, and nothing drifts.)
+# Keys must be more precise: with bfloat16 keys and a float32 state, values fade by a third, even in
+# their slots. So models.py normalises keys in float32. (Integer keys e_i - e_j with beta = 1 make
+# the same swaps without any error.)
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------
@@ -441,12 +431,11 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
 # therefore register the two functions as custom operators, which it calls without looking inside,
 # as it calls matmul. So one graph serves all lengths above one chunk. A "fake" tells torch.compile
 # the shape and the strides of each result. The strides of a result must not depend on those of an
-# input, so the operators first copy an input that is not contiguous, such as S.mT. The solver
-# writes the inverse column by column, and the fake says so.
+# input, so the operators first copy an input that is not contiguous, such as S.mT.
 
 
-# torch keeps operators by name for the whole process, so a second copy of this file needs another.
-OPERATORS = f"state_tracking_{zlib.crc32(__file__.encode()):08x}"
+# torch knows an operator by its name, so a copy of this file needs another: that of its module.
+OPERATORS = "operators_of_" + __name__.replace(".", "_")
 
 
 class ChunkedScan(torch.autograd.Function):
@@ -482,7 +471,7 @@ def _(q, k, b, v, state):
     V = v.shape[-1]
     shapes = [(N, C, V), (K, V), (N, C, C), (N, C, K), (N, K, V), (N, C, V), (N, C, C)]
     out, state, inverse, *others = [k.new_empty(*lead, *shape) for shape in shapes]
-    return [out, state, inverse.mT, *others]  # .mT: column by column
+    return [out, state, inverse.mT, *others]  # .mT: the solver writes column by column
 
 
 @torch.library.custom_op(f"{OPERATORS}::chunked_backward", mutates_args=())
@@ -498,19 +487,18 @@ def _(q, k, b, inverse, w, starts, d, P, g_out, G):
     return [x.new_empty(x.shape) for x in (q, k, b, g_out, G)]
 
 
-# --- 8. Two proofs: what is lost without beta = 2 -------------------------------------------------
+# --- 8. Two proofs --------------------------------------------------------------------------------
 #
-# A swap should turn x = (e_i - e_j) / sqrt 2 into -x, at full length. After m steps, in any order,
-# at most this fraction of x can have become -x (beta <= 1 is proved below; the others were found by
-# search):
+# A swap should turn x = (e_i - e_j) / sqrt 2 into -x, with its full norm. After m steps, in any
+# order, at most this fraction of x can have become -x. (For beta <= 1 the proof follows; the others
+# were found by search.)
 #
 #     beta up to     1     1.5    1.9     2
 #     m = 3         .25    .63    .93     1
 #     m = 13        .70    .88    .98     1
 #
 # This is a price, not a prohibition. Two projections (beta = 1) carry half of a row into an empty
-# slot, so they could drive the swap machine until its values underflow, if the reader divides by
-# the norm (and so is not continuous at 0). A trained DeltaNet with beta <= 1 does not fail at once.
+# slot. So if the reader divides by the norm, they can drive the swap machine until it underflows.
 #
 # At most cos^(m+1)(pi / (m+1)) of x becomes -x in m steps with beta <= 1:
 #     Let a step turn y into z. If beta <= 1, then y.z - |z|^2 = beta (1 - beta) (k.y)^2 >= 0. So
@@ -519,21 +507,17 @@ def _(q, k, b, inverse, w, starts, d, P, g_out, G):
 #     step, and one for the angle from x_m to -x. (If that angle is pi/2 or more, -x.x_m <= 0.)
 #     These m + 1 angles lead from x to -x, so their sum is at least pi. As log cos is concave and
 #     decreasing, the product is largest if each is pi / (m+1). Projections reach that value.
-# (x^T S meets the last step first; the proof holds for any order.)
 #
 # Losses add up. Let one layer repeat a command, with any beta < 2 and whatever values it writes.
 # The change that the command makes to the state fades to 0, and with it the margin by which a
 # continuous reader tells an even number of swaps from an odd one:
-#     Steps with beta > 0 write into the span of their keys, and leave what is orthogonal to it. So
-#     a command changes the state by columns in that span.
+#     Steps with beta > 0 write into the span of their keys, so the change has its columns there.
 #     Such a column, unless it is 0, is not orthogonal to all keys. So one of the steps shortens it
 #     and none lengthens it: on the span, the command has a norm below 1.
-#     One layer computes keys, values and betas from the last few tokens. So a command that is
-#     repeated soon becomes one fixed affine map. From then on, each repetition multiplies the
-#     change of the state by that norm at most.
-# The more a command turns, the sooner it fades: an eigenvalue r of a product of m >= 2 steps with
-# beta <= 1 has |r| <= cos^m(|arg r| / m). The first proof shows this as well, with a complex y and
-# with Re(y* z) for y.z, since y and r y are |arg r| apart.
+#     One layer sees the last few tokens, so a repeated command soon becomes one fixed affine map.
+#     From then on, each repetition multiplies the change by that norm at most.
+# The more a command turns, the sooner it fades: an eigenvalue r of m >= 2 steps with beta <= 1 has
+# |r| <= cos^m(|arg r| / m). (In the first proof, let y be complex, and take Re(y* z) for y.z.)
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------

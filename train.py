@@ -1,20 +1,19 @@
 """Train one model on one task: python train.py --model linrnn --group S5
 
-Each step draws fresh traces. Training follows a curriculum of stages (length L, spacing S). A stage
-is passed once the model gets `pass_accuracy` of the reveals right in `pass_patience` batches in a
-row; the last stage takes `final_steps` steps.
+Each step draws fresh traces. Training follows a curriculum of stages (length L, spacing S). Once
+the model gets `pass_accuracy` of the reveals right in `pass_patience` batches in a row, it passes a
+stage; the last one takes `final_steps` steps.
 
 Test traces begin with the values 1, 2, ..., and only permute them. Training adds what such traces
 cannot teach:
     repeated commands   Precision: the error of one command adds up until the loss can see it.
-    dense batches       Reading: they have more reveals than their stage, and random first values;
-                        half of them also have literals between commands, as in `b = 3`. Without
-                        them a model ignores the first lines, which never change, and often the
-                        reveals too. (If all batches had random first values, the first stage would
-                        not be learned.)
+    dense batches       Reading: they have more reveals and random first values, and half of them
+                        have literals between commands, as in `b = 3`. Without them a model ignores
+                        the first lines, which never change, and often the reveals as well. (If all
+                        batches had random first values, it would not learn the first stage.)
 
-The learning rates stay constant, so the parameters end up circling a solution. Their average over
-the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
+Since the learning rates stay constant, the parameters end up circling a solution. Their average
+over the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
 From Python:
     config = Config(curriculum=[(8, 1), (32, 4)], seed=1)
@@ -34,7 +33,6 @@ import time
 import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +48,7 @@ SAVE_EVERY = 50  # steps
 
 # --- 1. What determines a run ---------------------------------------------------------------------
 
-# Each model's own learning rates, from its grid (lab book, `baselines`). A model that is not listed
-# gets those of linrnn.
+# Each model's own learning rates, from its grid (lab book, `baselines`). Others get linrnn's.
 RATES = {"linrnn": {"optimizer": "muon", "matrix_lr": 0.01, "lr": 2e-3},
          "transformer": {"optimizer": "muon", "matrix_lr": 0.01, "lr": 2e-3},
          "lstm": {"optimizer": "adamw", "matrix_lr": 4e-3, "lr": 4e-3}}
@@ -100,7 +97,7 @@ class Config:
     compile: bool = False          # torch.compile: pays off after about 2,000 steps
 
     def __post_init__(self):
-        """Fill in the learning rates.  Raises: UserError for an optimizer without one."""
+        """Fill in the learning rates.  Raises: UserError if no training can begin, or end."""
         own = RATES.get(self.model, RATES["linrnn"])
         if self.optimizer not in (None, "muon", "adamw"):
             raise UserError(f"optimizer must be muon or adamw; got {self.optimizer!r}")
@@ -109,6 +106,14 @@ class Config:
         for name, value in own.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"seed must be from 0 to 2^64 - 1; got {self.seed}")
+        for name in ("d_model", "layers", "heads", "householders", "conv_width", "batch",
+                     "final_steps", "warmup", "matrix_lr", "lr"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:  # as NaN is not
+                raise UserError(f"{name} must be positive; got {value}")
 
     def steps_of(self, stage):
         """How many steps a stage takes; None for one that lasts until it is passed."""
@@ -160,9 +165,8 @@ def draw(task, config, now, rng):
     """The batch of a step, and whether it counts towards passing the stage."""
     length, spacing, *_ = config.curriculum[now.stage]
     denser = [S for S in DENSER if S < spacing and length % S == 0]
-    if not hasattr(task, "dense_batch"):  # a task of your own may lack it
-        denser = []
-    if config.dense_fraction and denser and rng.random() < config.dense_fraction:
+    possible = denser and hasattr(task, "dense_batch")  # a task of your own may lack it
+    if possible and config.dense_fraction and rng.random() < config.dense_fraction:
         return task.dense_batch(config.batch, length, int(rng.choice(denser)), rng), False
     return task.training_batch(config.batch, length, spacing, rng), True
 
@@ -211,15 +215,13 @@ def train(model, task, config, folder=None, resume=False,
 
     model: a module, tokens [B, T] -> logits, on its device. Afterwards it has the last parameters.
     config: of its fields, those of the task and the model are only stored.
-    folder: where checkpoints go. resume: continue the run in that folder, if there is one. The two
-        runs must have the same config, model and task; the functions below are not compared.
-        (eval.load reads the folder if the config describes the model and the task.)
+    folder: where checkpoints go. resume: continue the run in that folder, if there is one: the run
+        of the same config, model and task.
     draw, loss, lr_scale, gives_up: those of section 2, or functions of your own.
 
     Returns: a copy of the model with the averaged parameters, and the log, a list of dicts.
     Raises: UserError, as for a gradient that is not finite.
     """
-    check(config)
     model.train()
     now = Progress()
     log = []
@@ -288,24 +290,13 @@ def train(model, task, config, folder=None, resume=False,
 def update_mean(average, model, n):
     """Move the parameters of `average` 1/n of the way to those of the model; n = 1 copies them.
 
-    So after n steps they are the mean of n. (It can be worse than each of them, since the loss may
-    be high between good solutions: a counter modulo 5 needs --no-average.)
+    So after n steps they are the mean of n. (If the loss is high between good solutions, their mean
+    is worse than each of them.)
     """
     for mean, parameter in zip(average.parameters(), model.parameters()):
         mean.data.lerp_(parameter.data, 1 / n)
     for newest, buffer in zip(average.buffers(), model.buffers()):
         newest.copy_(buffer)
-
-
-def check(config):
-    """Raises: UserError for numbers with which no training can end, or begin."""
-    if not 0 <= config.seed < 2**64:
-        raise UserError(f"seed must be from 0 to 2^64 - 1; got {config.seed}")
-    for name in ("d_model", "layers", "heads", "householders", "conv_width", "batch",
-                 "final_steps", "warmup", "matrix_lr", "lr"):
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:  # as NaN is not
-            raise UserError(f"{name} must be positive; got {value}")
 
 
 def to_tensors(batch, device):
@@ -318,12 +309,10 @@ def make_optimizers(model, config):
     """Muon for the matrices between embedding and unembedding, AdamW for all other parameters.
 
     Muon (Jordan et al. 2024) replaces the update of a matrix by approximately the nearest
-    orthogonal one, so the many small directions of a noisy gradient move as fast as the few large
-    ones. (torch runs its Newton-Schulz iteration in bfloat16.)
+    orthogonal one, so the small directions of a noisy gradient move as fast as the large ones.
     """
     # The rows of embedding and unembedding belong to single tokens: a rare token has a small
-    # gradient, but Muon would move its row as far as any other. (torch has no class for an
-    # unembedding, so it is recognised by its name.)
+    # gradient, but Muon would move its row as far as any other. (torch has no unembedding class.)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = []
     others = []
@@ -343,7 +332,7 @@ def make_optimizers(model, config):
 # --- 4. The run folder: model.pt, from which a run resumes with the same bits, and results.json ---
 
 def identity_of(model, task, config, draw):
-    """A checksum of what a run is: its config, its model, a batch of its first and last stage."""
+    """A checksum of what a run is: its config, a batch of its first and last stage, its model."""
     parts = [asdict(config)]
     for stage in (0, len(config.curriculum) - 1):
         batch, _ = draw(task, config, Progress(stage=stage), generator(config.seed, "train", 0))
@@ -351,17 +340,8 @@ def identity_of(model, task, config, draw):
     for module in model.modules():
         parts += [type(module).__name__]
         parts += [(x.shape, x.requires_grad) for x in module.parameters(recurse=False)]
-        parts += [pair for pair in vars(module).items() if pair[0][0] != "_" and is_plain(pair[1])]
-    saved = model.state_dict()  # a resumed run has its buffers from there
-    parts += [(name, x.tolist()) for name, x in model.named_buffers() if name not in saved]
-    return zlib.crc32(re.sub(" at 0x[0-9a-f]+", "", repr(parts)).encode())  # without addresses
-
-
-def is_plain(value):
-    """Whether it is a number, a text, None, a function, or a tuple, a list or a dict of these."""
-    if isinstance(value, (tuple, list, dict)):
-        return all(map(is_plain, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (int, float, str, type(None), FunctionType, BuiltinFunctionType))
+        parts += [pair for pair in vars(module).items() if not pair[0].startswith("_")]
+    return zlib.crc32(re.sub(r" at 0x\w+", "", repr(parts)).encode())  # without addresses
 
 
 def has_run(folder, identity, resume):
@@ -397,7 +377,7 @@ def restore(folder, model, average, optimizers):
     model.load_state_dict(run["last"])
     for optimizer, state in zip(optimizers, run["optimizers"]):
         optimizer.load_state_dict(state)
-    torch.set_rng_state(run.get("rng", torch.get_rng_state()))  # an older run has none
+    torch.set_rng_state(run["rng"])
     return Progress(**run["progress"]), run["log"]
 
 
@@ -420,15 +400,12 @@ def parse(argv=None):
     args = parser.parse_args(argv)
     if args.traces < 1:
         raise UserError(f"traces must be at least 1; got {args.traces}")
-    names = [part.name for part in fields(Config)]
-    typed = {name: value for name, value in vars(args).items() if name in names}
+    typed = {part.name: getattr(args, part.name) for part in fields(Config) if part.name in args}
     if args.resume:
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")
         typed = read_run(args.resume)["config"]
-    config = Config(**typed)
-    check(config)
-    return config, args
+    return Config(**typed), args
 
 
 def main(argv=None, trainer=None):
@@ -441,17 +418,11 @@ def main(argv=None, trainer=None):
     folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters, {config.optimizer} {config.matrix_lr:g} and adamw "
-          f"{config.lr:g}{'' if config.model in RATES else ' (as for linrnn)'}, chance "
-          f"{task.chance:.3f}, device {args.device}, {torch.get_num_threads()} threads, folder "
-          f"{folder}", flush=True)
+          f"{config.lr:g}, chance {task.chance:.3f}, device {args.device}, "
+          f"{torch.get_num_threads()} threads, folder {folder}", flush=True)
 
-    try:
-        model, log = (trainer or train)(model.to(args.device), task, config, folder,
-                                        resume=bool(args.resume))
-    except KeyboardInterrupt:
-        if (folder / "model.pt").exists():
-            print(f"\nto go on: python train.py --resume {folder}", flush=True)
-        raise
+    model, log = (trainer or train)(model.to(args.device), task, config, folder,
+                                    resume=bool(args.resume))
     rows = evaluate_and_print(model, task, args.lengths, args.traces)
     result = {"config": asdict(config), "results": rows, **log[-1], "parameters": parameters}
     (folder / "results.json").write_text(json.dumps(result))
