@@ -12,6 +12,7 @@ Next: train.py, which makes the runs that this file reads.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +56,14 @@ def predict(model, inputs, description=None):
     """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T]."""
     tokens = torch.from_numpy(inputs).to(device_of(model))
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
     model.eval()
     bar = tqdm(pieces, desc=description, leave=False, disable=None)
     try:
         return torch.cat([model(piece).argmax(-1) for piece in bar]).cpu().numpy()
     finally:  # also after Ctrl-C in a notebook
-        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
 
 
 def score(correct):
@@ -211,6 +213,7 @@ def main(argv=None):
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
+        os.environ.pop("MPLBACKEND", None)  # a notebook's own may be missing here
         curriculum = read_run(args.run)["config"]["curriculum"]
         plot(rows, args.plot, args.run, trained=max(length for length, *_ in curriculum))
 

@@ -209,6 +209,7 @@ class LSTMBlock(nn.Module):
 
     The forget gate starts at sigmoid(2) = 0.88. At torch's default, 0.5, the 13 tokens of one S5
     command would shrink a value to 2^-13 (Jozefowicz, Zaremba, Sutskever 2015, section 2.2).
+    Under autocast to bfloat16, a CPU without AVX-512 has no LSTM, and torch says so.
     """
 
     def __init__(self, d_model):

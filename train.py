@@ -33,6 +33,7 @@ import time
 import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +98,7 @@ class Config:
     compile: bool = False          # torch.compile: pays off after about 2,000 steps
 
     def __post_init__(self):
-        """Fill in the learning rates.  Raises: UserError if no training can begin, or end."""
+        """Fill in the learning rates.  Raises: UserError for an optimiser without one."""
         own = RATES.get(self.model, RATES["linrnn"])
         if self.optimizer not in (None, "muon", "adamw"):
             raise UserError(f"optimizer must be muon or adamw; got {self.optimizer!r}")
@@ -106,14 +107,6 @@ class Config:
         for name, value in own.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-
-        if not 0 <= self.seed < 2**64:
-            raise UserError(f"seed must be from 0 to 2^64 - 1; got {self.seed}")
-        for name in ("d_model", "layers", "heads", "householders", "conv_width", "batch",
-                     "final_steps", "warmup", "matrix_lr", "lr"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:  # as NaN is not
-                raise UserError(f"{name} must be positive; got {value}")
 
     def steps_of(self, stage):
         """How many steps a stage takes; None for one that lasts until it is passed."""
@@ -222,6 +215,7 @@ def train(model, task, config, folder=None, resume=False,
     Returns: a copy of the model with the averaged parameters, and the log, a list of dicts.
     Raises: UserError, as for a gradient that is not finite.
     """
+    check(config)
     model.train()
     now = Progress()
     log = []
@@ -299,6 +293,17 @@ def update_mean(average, model, n):
         newest.copy_(buffer)
 
 
+def check(config):
+    """Raises: UserError for numbers with which no training can begin, or end."""
+    if not 0 <= config.seed < 2**64:
+        raise UserError(f"seed must be from 0 to 2^64 - 1; got {config.seed}")
+    for name in ("d_model", "layers", "heads", "householders", "conv_width", "batch",
+                 "final_steps", "warmup", "matrix_lr", "lr"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:  # as NaN is not
+            raise UserError(f"{name} must be positive; got {value}")
+
+
 def to_tensors(batch, device):
     """A batch whose inputs, targets and reveals are tensors on the device; the rest is kept."""
     inputs, targets, reveals = [torch.from_numpy(part).to(device) for part in batch[:3]]
@@ -340,8 +345,17 @@ def identity_of(model, task, config, draw):
     for module in model.modules():
         parts += [type(module).__name__]
         parts += [(x.shape, x.requires_grad) for x in module.parameters(recurse=False)]
-        parts += [pair for pair in vars(module).items() if not pair[0].startswith("_")]
+        parts += [pair for pair in vars(module).items() if pair[0][0] != "_" and is_plain(pair[1])]
+    saved = model.state_dict()  # a resumed run has its buffers from there
+    parts += [(name, x.tolist()) for name, x in model.named_buffers() if name not in saved]
     return zlib.crc32(re.sub(r" at 0x\w+", "", repr(parts)).encode())  # without addresses
+
+
+def is_plain(value):
+    """Whether it is a number, a text, None, a function, or a tuple, a list or a dict of these."""
+    if isinstance(value, (tuple, list, dict)):
+        return all(map(is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (int, float, str, type(None), FunctionType, BuiltinFunctionType))
 
 
 def has_run(folder, identity, resume):
@@ -405,7 +419,9 @@ def parse(argv=None):
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")
         typed = read_run(args.resume)["config"]
-    return Config(**typed), args
+    config = Config(**typed)
+    check(config)
+    return config, args
 
 
 def main(argv=None, trainer=None):
@@ -418,7 +434,8 @@ def main(argv=None, trainer=None):
     folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters, {config.optimizer} {config.matrix_lr:g} and adamw "
-          f"{config.lr:g}, chance {task.chance:.3f}, device {args.device}, "
+          f"{config.lr:g}{'' if config.model in RATES else ' (as for linrnn)'}, chance "
+          f"{task.chance:.3f}, device {args.device}, "
           f"{torch.get_num_threads()} threads, folder {folder}", flush=True)
 
     model, log = (trainer or train)(model.to(args.device), task, config, folder,
