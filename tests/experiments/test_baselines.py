@@ -94,15 +94,11 @@ def test_one_batch_in_five_shows_an_earlier_stage_and_does_not_count_for_passing
     assert all(abs(x - y) <= 4 * y**0.5 for x, y in zip(shown, expected))
 
 
-def test_learning_rates_fall_after_the_short_stages_and_decay_to_zero_on_the_last():
-    config = Config(curriculum=[(L, S) for L, S, _ in baselines.SWAP_STAGES], final_steps=300)
-    scale = partial(baselines.decaying_late, late=0.4)
-    last = len(baselines.SWAP_STAGES) - 1
-    for stage, stage_step, expected in [(7, 400, 1), (8, 0, 0.4), (last, 0, 0.4),
-                                        (last, 150, 0.2), (last, 299, 0.4 / 300)]:
-        progress = Progress(step=1000, stage=stage, stage_step=stage_step)
-        assert abs(scale(config, progress) - expected) < 1e-12
-    assert scale(config, Progress(step=24)) == 0.5  # warm-up, once
+def test_learning_rates_fall_after_the_short_stages():
+    config = Config(curriculum=[(L, S) for L, S, _ in baselines.SWAP_STAGES])
+    for stage, expected in [(7, 1), (8, 0.4)]:
+        now = Progress(step=1000, stage=stage)
+        assert baselines.decaying_late(config, now, late=0.4) == expected
 
 
 @pytest.mark.parametrize("stage, ends, millions, stops", [

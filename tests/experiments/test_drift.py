@@ -15,7 +15,7 @@ from eval import make
 from experiments import drift
 from experiments.drift import (Recipe, correct_after, errors, exponent, first_values, join_late,
                                repeat, told_values)
-from experiments.inside import LinearImage, collect_states, fit_image
+from experiments.inside import fit_image
 from experiments.reading import read
 from train import Config, Progress
 
@@ -112,12 +112,6 @@ def test_a_recipe_lacks_one_part_of_the_dense_batches(recipe, spacing, random_va
 
 # --- The law --------------------------------------------------------------------------------------
 
-def image_of_machine(group):
-    exact = SwapMachine(group, believes=True)
-    states, values = collect_states(exact, exact.task, HEADS, 64, 4, generator(0, "valid"))
-    return LinearImage(HEADS, states, values)
-
-
 @pytest.mark.parametrize("left_behind", [0.1, -0.1])
 def test_the_error_of_a_state_is_its_largest_entry_beside_the_permutation(left_behind):
     """By hand, for a head that keeps 0.9 of the values and leaves a part of them behind."""
@@ -125,8 +119,9 @@ def test_the_error_of_a_state_is_its_largest_entry_beside_the_permutation(left_b
         def execute(self, commands, S):
             return 0.9 * super().execute(commands, S) + left_behind * S
 
-    E = errors(Leaving("S4"), ReplTask(Group("S4")), image_of_machine("S4"),
-               np.array([[[1, 0, 2, 3]]]))
+    task = ReplTask(Group("S4"))
+    image, _ = fit_image(SwapMachine("S4", believes=True), task, HEADS)
+    E = errors(Leaving("S4"), task, image, np.array([[[1, 0, 2, 3]]]))
     P = np.eye(4)[[1, 0, 2, 3]] - 0.25
     seen = 0.9 * P + left_behind * (np.eye(4) - 0.25)
     scale = (seen * P).sum() / (P * P).sum()
