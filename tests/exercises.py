@@ -57,8 +57,8 @@ EXERCISES = {
                 "else is in float32. Per token, k and v are [R, H, K], and the strengths, hard "
                 "sigmoids, [2, R, H], beta first."),
     9: Exercise("experiments/inside.py", "LinearImage.project", 2,
-                "read() returns P, nearest() a permutation, and (1) its image. Mind both means, "
-                "and return the precision of the states."),
+                "read() returns P. Put a 1 at the largest entry of each row, and return the image "
+                "of that by (1). Mind both means, and return the precision of the states."),
     10: Exercise(COURSE, "best_flip", 2,
                  "How near to a swap can m steps with beta <= 1 come, and why no nearer? Search by "
                  "gradient, from many random starts at once, for m = 1, 2, 3. Then prove, in a "
