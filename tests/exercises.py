@@ -8,6 +8,7 @@ runs the tests of that exercise there. So a mistake costs its own exercise only.
 """
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -144,11 +145,16 @@ def grade(folder, number):
         copy_project(copy)
         (copy / exercise.file).write_text(source, encoding="utf-8")
 
+        # What the environment, or a folder above the copy, tells pytest does not count, nor does
+        # what tells Python to skip assertions.
+        (copy / "pytest.ini").touch()
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         command = [sys.executable, "-m", "pytest", "-xq", "--tb=short", "--assert=plain",
                    "--color=no", tests_of(exercise.file), "-k", f"exercise_{number}_"]
         try:
             ran = subprocess.run(command, cwd=copy, timeout=300, capture_output=True,
-                                 encoding="utf-8", errors="replace")
+                                 encoding="utf-8", errors="replace",
+                                 env=env | {"PYTHONOPTIMIZE": ""})
         except subprocess.TimeoutExpired:
             return "the tests took more than 300 seconds"
     if ran.returncode:  # a crash prints nothing
