@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shlex
+import textwrap
+from pathlib import Path
 
 import eval as evaluation
 import pytest
@@ -41,7 +43,8 @@ def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, mon
         exec(compile(block, "README.md", "exec"), names)
     if CHAPTERS:
         assert len(names["closure"]([[1, 2, 3, 4, 0], [0, 2, 4, 1, 3]])) == 20
-        texts = [json.loads(line)["text"] for line in open("traces.jsonl")]
+        lines = Path("traces.jsonl").read_text().splitlines()
+        texts = [json.loads(line)["text"] for line in lines]
         assert len({*texts}) == 1000 and session(typed_lines(texts[0])) == texts[0]
     for script, *arguments in map(shlex.split, OF_THE_SPINE):
         if script in ("train.py", "eval.py") and "--resume" not in arguments:
@@ -99,7 +102,8 @@ def test_the_numbers_of_a_table_are_printed_by_the_first_chapter_that_is_named_a
 @pytest.mark.skipif(not CHAPTERS, reason="the chapters are not here")
 def test_the_notebook_can_be_read_in_a_terminal(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    exec(re.search(r'python -c "(.*ipynb.*)"', TEACHING.read_text("utf-8"))[1])
+    page = TEACHING.read_text("utf-8")
+    exec(textwrap.dedent("    " + re.search(r'"(import json, pathlib.*?)"\n', page, re.S)[1]))
     shown = capsys.readouterr().out
     assert shown.startswith("# The shell game") and "exact.certify(model)" in shown
 
