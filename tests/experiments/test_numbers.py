@@ -19,9 +19,9 @@ def of(name, column, **conditions):
     return [value for value in found if value is not None]
 
 
-def span(values, digits=0, dash=" to "):
+def span(values, digits=0):
     """`46 to 71`, the least and the most of these values."""
-    return dash.join(number(float(value), digits) for value in (min(values), max(values)))
+    return " to ".join(number(float(value), digits) for value in (min(values), max(values)))
 
 
 def drifted(key, spread=span):
@@ -71,12 +71,11 @@ def perfect():
 CLAIMS = [
     lambda: f"answers every reveal in traces of 128 on {perfect()} of 20 seeds",
     lambda: f"gets every reveal right, on {perfect()} of 20 seeds",
-    lambda: f"At (1024,128) it gets {drifted('(1024,128)', lambda x: span(x, dash='-'))}%",
-    lambda: f"a loop of ten has kept {drifted('loop 10', lambda x: span(x, dash='-'))}% of the",
-    lambda: f"a loop of ten has kept {drifted('loop 10')}% of the",
-    lambda: f"one repeated command {drifted('loop 1', lambda x: span(x, dash='-'))}%",
-    lambda: f"and one repeated command {drifted('loop 1')}%",
-    lambda: f"knows at least {drifted('repeats 8', low)}% of the values eight commands after",
+    lambda: f"At (1024,128) it gets {drifted('(1024,128)')}%",
+    lambda: f"a loop of ten has kept {drifted('loop 10')}% of the values, one repeated command",
+    lambda: f"one repeated command {drifted('loop 1')}%",
+    lambda: f"a loop of ten has kept {drifted('loop 10')}% of the values, and one repeated command "
+            f"{drifted('loop 1')}%",
     lambda: f"at least {drifted('literal 8', low)}% of those that a literal has set",
     lambda: f"believes {drifted('false reveals')}% of *false* reveals",
     lambda: f"depends on the seed: {drifted('whole')}%",
