@@ -85,8 +85,7 @@ CLAIMS = [
     lambda: f"is about .{100 * records('beliefs')[0]['results'][1]['kl']:02.0f} nats off",
     lambda: f"reaches {span(first(16, 45))}% after 16 commands, on three seeds",
     lambda: f"lift it to {span(first(16, 45))}% (three seeds)",
-    lambda: f"from at least {price()} times DeltaNet's tokens",
-    lambda: f"from at most 1/{price()} of the tokens",
+    lambda: f"from at least {price()} times the tokens",
     lambda: f"pass (32,4), after {span(swaps(11, 'lstm'))} million tokens",
     lambda: f"DeltaNets with β ≤ 2 need {span(swaps(11, 'linrnn'), 1)}.",
     lambda: f"stages, after {swaps(12, 'lstm')[0]:.0f} million tokens; DeltaNet needs "
