@@ -24,9 +24,8 @@ def span(values, digits=0):
     return " to ".join(number(float(value), digits) for value in (min(values), max(values)))
 
 
-def drifted(key, spread=span):
-    """Of the models of the default recipe, in %."""
-    return spread(of("drift", lambda row: 100 * row[key], recipe="default"))
+def drifted(key, spread=span, recipe="default"):
+    return spread(of("drift", lambda row: 100 * row[key], recipe=recipe))
 
 
 def low(values):
@@ -77,6 +76,8 @@ CLAIMS = [
     lambda: f"a loop of ten has kept {drifted('loop 10')}% of the values, and one repeated command "
             f"{drifted('loop 1')}%",
     lambda: f"at least {drifted('literal 8', low)}% of those that a literal has set",
+    lambda: f"keeps {drifted('literal 8', recipe='no literals')}% of the values that they set",
+    lambda: f"random first values {drifted('repeats 8', recipe='no random first values')}% of those",
     lambda: f"believes {drifted('false reveals')}% of *false* reveals",
     lambda: f"depends on the seed: {drifted('whole')}%",
     lambda: f"of the reveals 25 to 48 it answers at least {drifted('joined late', low)}%",
