@@ -5,9 +5,9 @@
     >>> print(s)                     a reveal; its tokens are letters a|c|a|b, pairs ac|ab, or
     acab                             *BPE*: byte-pair encoding, which merges frequent pairs
 
-The states of `actions` were tuples. A code world model does worse on strings: they are under half of
-the values it is asked for, and over 70% of those it gets wrong. The source blames their tokens, but
-varies no lexer. We vary it, for one small DeltaNet, and test no pretrained model.
+The states of `actions` were tuples. A code world model does worse on strings: they are under half
+of the values it is asked for, and over 70% of those it gets wrong. The source blames their tokens,
+but varies no lexer. We vary it, for one small DeltaNet, and test no pretrained model.
 
 Finding. The string is easy; its tokens are hard to write. Cut into letters, a string is learned
 from about as few traces as a list of letters. Pairs take two to three times as many, and BPE, whose

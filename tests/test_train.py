@@ -13,7 +13,6 @@ from conftest import SMALL
 from data import Group, ReplTask, UserError, generator
 from eval import evaluate, load, make, read_run
 from models import MODELS, LinRNN
-from numpy.random import default_rng
 from torch import nn
 from train import Config, Progress, main, train
 

@@ -1,23 +1,16 @@
 """What a model knows after a trace is measured, and the law by which errors grow."""
 
-import itertools
 import re
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
-import train as trainer
 from machine import SwapMachine
 
 from data import Group, ReplTask, generator
-from eval import make
 from experiments import drift
-from experiments.drift import (Recipe, correct_after, errors, exponent, first_values, join_late,
-                               repeat, told_values)
+from experiments.drift import Recipe, correct_after, errors, exponent, repeat
 from experiments.inside import fit_image
-from experiments.reading import read
-from train import Config, Progress
 
 HEADS = [(0, 0)]  # of a SwapMachine
 

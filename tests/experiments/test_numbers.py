@@ -77,7 +77,8 @@ CLAIMS = [
             f"{drifted('loop 1')}%",
     lambda: f"at least {drifted('literal 8', low)}% of those that a literal has set",
     lambda: f"keeps {drifted('literal 8', recipe='no literals')}% of the values that they set",
-    lambda: f"random first values {drifted('repeats 8', recipe='no random first values')}% of those",
+    lambda: "without random first values "
+            f"{drifted('repeats 8', recipe='no random first values')}% of those",
     lambda: f"believes {drifted('false reveals')}% of *false* reveals",
     lambda: f"depends on the seed: {drifted('whole')}%",
     lambda: f"of the reveals 25 to 48 it answers at least {drifted('joined late', low)}%",
@@ -98,7 +99,7 @@ CLAIMS = [
     lambda: f"answer {span(of('snap', percent(8192), reader='alone'))}% of the reveals",
     lambda: f"alone know {span(of('snap', lambda row: 100 * row['loop 1'], reader='alone'))}%.",
     lambda: "Eleven of eleven" if len(of("exact", "margin")) == 11 else "fewer",
-    lambda: f"answer at least {min(min(map(copied, range(3)))):.1f}% of the reveals in traces of 128",
+    lambda: f"answer at least {min(min(map(copied, range(3)))):.1f}% of the reveals in traces",
     lambda: f"repeats 32 times, they answer {span(copied(3))}%",
     lambda: f"a sort for {of('trace', 'commands', function='bubble_sort')[0]} commands",
     lambda: f"needs {solved('curriculum')[0]} to {max(solved('curriculum')):,} programs, and state "

@@ -67,7 +67,7 @@ def test_sinkhorn_scales_rows_and_columns_to_sum_to_one():
 
 
 def test_marginals_that_hold_no_belief_are_refused():
-    """If a is shown as 3, which c holds, the row of c is empty, and the column of 1. After 25 cycles
+    """If a is shown as 3, which c holds, the row of c and the column of 1 are empty. After 25 cycles
     of figure 10 a number of float16 has underflowed."""
     shown = ended = torch.eye(3, dtype=torch.float16)
     for _ in range(25):
