@@ -9,8 +9,9 @@ A line that shows a value ends the error of that variable, if the model writes t
 state. But test traces begin with 1, 2, ..., and whoever counts on that need not read values. Three
 parts of train.py's dense batches make a model read: more reveals, random first values, and
 literals, as in `b = 3`. Without literals a model keeps 32 to 50% of the values that they set, and
-without random first values 66 to 87% of those. With all three it follows even a session that it
-*joins late*, whose first lines it never sees: of the reveals 25 to 48 it answers at least 99%.
+without random first values 66 to 87% of those. Without more reveals, one of three models keeps 28%
+of the values that literals set. With all three parts a model follows even a session that it *joins
+late*, whose first lines it never sees: of the reveals 25 to 48 it answers at least 99%.
 
     python -m experiments.drift [--run]    the table; --run: four minutes per missing run
     python -m experiments.drift DIR        the same table for your own run (see DIR --help)
