@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 README = (HERE.parent / "README.md").read_text(encoding="utf-8")
 
 print("Each chapter is run as python -m experiments.NAME")
-for shelf, name in re.findall(r"^\| (?:\*\*(.+)\*\* \| \| \||`(\w+)` \|)", README, re.MULTILINE):
+for shelf, name in re.findall(r"^\| (?:\*\*(.+)\*\*|`(\w+)`) \| ", README, re.MULTILINE):
     if shelf:
         print(f"\n{shelf}")
     else:
