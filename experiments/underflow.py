@@ -1,9 +1,10 @@
-"""What happens to a belief that is never divided?  It underflows, unless its scale is restored.
+"""What happens to a belief that is never normalised?  It underflows, unless its scale is restored.
 
-Bayes' rule (beliefs.py) divides at each reveal, which a linear recurrence cannot do. Without the
-division the belief is linear, and exact until it underflows, after 149 halvings in float32. The
-paper's n x n *marginals*, P(variable i has value j), are a smaller representation. They underflow
-if all reveals show one variable, and are stable if the variables are revealed in turn.
+At each reveal Bayes' rule (beliefs.py) divides by the probability of what is shown, which a linear
+recurrence cannot do. Without the division the belief is linear, and exact until it underflows,
+after 149 halvings in float32. The paper's n x n *marginals*, P(variable i has value j), are a
+smaller representation. They underflow if all reveals show one variable, and are stable if the
+variables are revealed in turn.
 
 So far we agree with the paper. It adds that rescaling breaks the linearity of the recurrence, and
 that a stable belief "appears infeasible" without it. But linearity is wanted for a parallel scan,
