@@ -6,7 +6,7 @@ of commands. Errors of a repeated command point the same way and add up. So loop
 128 commands, a loop of ten has kept 85 to 97% of the values, and one repeated command 33 to 58%.
 
 A line that shows a value ends the error of that variable, if the model writes the value into its
-state. But test traces begin with 1, 2, ..., and whoever counts on that need not read values. Three
+state. But test traces begin with 1, 2, ..., and a model that counts on that need not read. Three
 parts of train.py's dense batches make a model read: more reveals, random first values, and
 literals, as in `b = 3`. Without literals a model keeps 32 to 50% of the values that they set, and
 without random first values 66 to 87% of those. Without more reveals, one of three models keeps 28%
