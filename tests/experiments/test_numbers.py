@@ -41,7 +41,7 @@ def nats(shown):
 
 
 CLAIMS = [
-    lambda: f"every reveal in traces of 128, on {drift('(128,16)').count(100)} of 20 seeds",
+    lambda: f"every reveal in random traces of 128, on {drift('(128,16)').count(100)} of 20 seeds",
     lambda: f"every reveal right, on {drift('(128,1)').count(100)} of 20 seeds",
     lambda: f"At (1024,128) it gets {span(drift('(1024,128)'))}%.",
     lambda: f"a loop of ten has kept {span(drift('loop 10'))}% of the values, one repeated",
@@ -58,7 +58,7 @@ CLAIMS = [
     lambda: "{:.1f} to {:.0f} times as fast".format(*of("bench", "loop")),
     lambda: "{:.1f} to {:.0f} times as long".format(*of("bench", "loop")),
     lambda: f"{span(first(8))}% after 8 commands and, on one of three seeds, {first(16)[2]}% after",
-    lambda: "after 8 commands, and {}, {} and {} after 16".format(*first(16)),
+    lambda: "{}, {} and {} after 8 commands, and {}, {} and {}".format(*first(8), *first(16)),
     lambda: f"to {span(first(8))}% after eight commands",
     lambda: f"at least {int(cost(12, 'lstm')[0] / cost(12, 'linrnn')[-1])} times DeltaNet's tokens",
     lambda: f"(32,4), after {span(cost(11, 'lstm'))} million tokens",
