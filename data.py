@@ -152,9 +152,9 @@ class ReplTask(Lexer):
         drawn = self.draw_program(batch, length, spacing, rng, self.repeat_fraction)
         values = rng.integers(n, size=(batch, n)).tolist()
 
-        # If a literal always came right before a reveal, it would be lost at the next command.
+        # If literals always came right before a reveal, none would have to survive a command.
         blocks = (batch, length // spacing)
-        literals = [rng.integers(most, size=blocks) for most in (spacing + 1, n, n)]
+        literals = [rng.integers(below, size=blocks) for below in (spacing + 1, n, n)]
         literals = np.stack(literals, -1).tolist()
         if rng.random() >= self.literal_fraction:
             literals = [None] * batch
@@ -172,7 +172,7 @@ class ReplTask(Lexer):
 
     def batch_of(self, texts):
         """Traces as a Batch: the target of each token is the token after it."""
-        tokens = np.array([self.encode(text) for text in texts])
+        tokens = np.array([self.encode(text) for text in texts], dtype=np.int64)
         inputs = tokens[:, :-1]
         reveals = inputs == self.ids[" "]  # this token occurs only in `b 3`, before the value
         return Batch(inputs, tokens[:, 1:], reveals)

@@ -96,9 +96,9 @@ def print_table(rows):
         print(f"{name:>10}" + "".join(f"{row[column]:9.4f}" for column in columns)
               + f"   {row['perfect_low']:.4f}-{row['perfect_high']:.4f}")
 
-        # About eight positions, evenly spaced: where along the trace is the state lost?
+        # At most eight positions, evenly spaced: where along the trace is the state lost?
         by_position = row["by_position"]
-        shown = by_position[::max(1, len(by_position) // 8)]
+        shown = by_position[::-(-len(by_position) // 8)]
         print("  along it" + "".join(f"{accuracy:9.4f}" for accuracy in shown))
 
 
@@ -131,10 +131,10 @@ def plot(rows, path, title, trained):
 def load(folder, device="cpu"):
     """The task and the trained model of a run folder (or of its model.pt)."""
     run = read_run(folder)
-    task, model = make(run["config"])
     try:
+        task, model = make(run["config"])
         model.load_state_dict(run["model"])
-    except RuntimeError as error:
+    except (KeyError, RuntimeError, TypeError) as error:
         raise UserError(f"{folder}: its config does not describe its model") from error
     return task, model.to(device).eval()
 

@@ -178,13 +178,12 @@ class AttentionBlock(nn.Module):
         past = 0 if state is None else state.shape[3]
         q = rotate(q, past)
         kv = torch.stack([rotate(k, past), v])  # [2, B, H, T, K]
-        if past:
+        seen = None
+        if past:  # a token sees all earlier pieces, and this one up to itself
             kv = torch.cat([state, kv], 3)  # [2, B, H, past + T, K]
+            seen = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past)
 
-        # A token sees all earlier pieces, and this one up to itself.
-        seen = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past)
-        mixed = F.scaled_dot_product_attention(q, *kv, attn_mask=seen if past else None,
-                                               is_causal=not past)  # [B, H, T, K]
+        mixed = F.scaled_dot_product_attention(q, *kv, attn_mask=seen, is_causal=not past)
         return x + self.out(mixed.transpose(1, 2).flatten(2)), kv
 
 
@@ -209,7 +208,6 @@ class LSTMBlock(nn.Module):
 
     The forget gate starts at sigmoid(2) = 0.88. At torch's default, 0.5, the 13 tokens of one S5
     command would shrink a value to 2^-13 (Jozefowicz, Zaremba, Sutskever 2015, section 2.2).
-    Under autocast to bfloat16, a CPU without AVX-512 has no LSTM, and torch says so.
     """
 
     def __init__(self, d_model):

@@ -92,9 +92,9 @@ def swap_machine_keys(commands):
 #
 #     |y - beta (k.y) k|^2 = |y|^2 - beta (2 - beta) (k.y)^2
 #
-# So whatever the steps, a swap loses something. Spread over the 13 tokens of a command on five
-# variables, with beta <= 1, it keeps at most 70%. Section 8 proves this, and that the losses of
-# repeated commands add up.
+# So whatever the steps, a swap loses something. Even if all 13 tokens of a command share one swap,
+# with beta <= 1 at most 70% of it is left. Section 8 proves this, and that the losses of repeated
+# commands add up.
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
@@ -223,8 +223,7 @@ def scan_chunked(q, k, b, v, state=None, chunk_size=None):
             sequential steps and larger triangles; chunk_size=None picks C for K and the device.
     Raises: ValueError if the shapes do not fit; RuntimeError at a second derivative.
     Beware: a NaN or an overflow spreads over its whole chunk, even backwards in time.
-    Cost: O(T (C^2 + C K + C V + K V)), C^2 for inverting; T / C sequential steps. Forward and
-          backward it is 5.5 to 13 times as fast as the loop on one CPU core.
+    Cost: O(T (C^2 + C K + C V + K V)), C^2 for inverting; T / C sequential steps.
     Source: [2] section 3.
     """
     q_TK, k_TK, b_TK, v_TV, state_KV = check_inputs(q, k, b, v, state)
@@ -282,7 +281,7 @@ def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
     # unitriangular=True ignores the diagonal and takes it as 1, so this inverts I + L.
     inverse_NCC = torch.linalg.solve_triangular(L_NCC, eye_NCC, upper=False, unitriangular=True)
     u_NCV = inverse_NCC @ v_NCV                                                                # (6)
-    w_NCK = inverse_NCC @ k_NCK
+    w_NCK = inverse_NCC @ k_NCK                                                                # (6)
 
     # The only sequential part: N steps, where the definition has T.
     starts = []
@@ -351,13 +350,9 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # an inverse whose entries are at most 2. In float32, one key that is repeated with beta = 0.9 makes
 # an error of about 1e9 in a chunk of 64.
 #
-# How precise must a state be? Round the state of the swap machine after each token, for 1,024
-# commands on five variables. In its slots 0 and 1 stay exact, even in int8. In a rotated basis the
-# errors grow to .03 in float16, .2 in bfloat16 and .7 in int8; a value is misread from .5 on.
-#
-# Keys must be more precise: with bfloat16 keys and a float32 state, values fade by a third, even in
-# their slots. So models.py normalises keys in float32. (Integer keys e_i - e_j with beta = 1 make
-# the same swaps without any error.)
+# Keys must be more precise than the state. Let the swap machine execute 1,024 commands on five
+# variables: a state that is rounded to int8 after each token stays exact, but with bfloat16 keys
+# and a float32 state, values fade by a third. So models.py normalises keys in float32.
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------
@@ -366,8 +361,8 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # time of forward and backward, and two fifths of the memory.
 #
 # Write g(Y) for the gradient of the loss with respect to Y, G_n for that of the state after chunk
-# n, and P = tril(Q B^T). Inside chunk n, with S_0 the state before it, (9) and (8) give g(D), and
-# then (7) gives g(S_0), which is G of the chunk before:
+# n, and P = tril(Q B^T). Inside chunk n, with S_0 the state before it, (9) and (8) give g(D). Then
+# (7), (8) and (9) each add a term to g(S_0), which is G of the chunk before:
 #
 #     g(D)    = P^T g(O) + B G_n                                                                (10)
 #     G_{n-1} = G_n + Q^T g(O) - W^T g(D)                                                       (11)
@@ -409,8 +404,8 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
     G_NKV = torch.stack(G[::-1], -3)
 
     X_NCV = inverse_NCC.mT @ g_d_NCV                                                          # (12)
-    M_NCC = (X_NCV @ d_NCV.mT).tril_(-1).neg_()
-    g_P_NCC = (g_out_NCV @ d_NCV.mT).tril_()
+    M_NCC = (X_NCV @ d_NCV.mT).tril_(-1).neg_()                                               # (12)
+    g_P_NCC = (g_out_NCV @ d_NCV.mT).tril_()                                                  # (12)
 
     g_v_NCV = X_NCV                                                                           # (13)
 
@@ -493,8 +488,8 @@ def _(q, k, b, inverse, w, starts, d, P, g_out, G):
 # --- 8. Two proofs --------------------------------------------------------------------------------
 #
 # A swap should turn x = (e_i - e_j) / sqrt 2 into -x, with its full norm. After m steps, in any
-# order, at most this fraction of x can have become -x. (For beta <= 1 the proof follows; the others
-# were found by search.)
+# order, at most this fraction of x can have become -x. (For beta <= 1 the proof follows; for larger
+# beta it is the best that a search has found.)
 #
 #     beta up to     1     1.5    1.9     2
 #     m = 3         .25    .63    .93     1

@@ -4,19 +4,18 @@ Each step draws fresh traces. Training follows a curriculum of stages (length L,
 the model gets `pass_accuracy` of the reveals right in `pass_patience` batches in a row, it passes a
 stage; the last one takes `final_steps` steps.
 
-Test traces begin with the values 1, 2, ..., and only permute them. Training adds what such traces
-cannot teach:
-    repeated commands   Precision: the error of one command adds up until the loss can see it.
-    dense batches       Reading: they have more reveals and random first values, and half of them
-                        have literals between commands, as in `b = 3`. Without them a model ignores
-                        the first lines, which never change, and often the reveals as well. (If all
-                        batches had random first values, it would not learn the first stage.)
+Test traces begin with the values 1, 2, ..., so a model trained on such traces alone ignores the
+first lines, and often the reveals as well. So a quarter of the batches are *dense*: they have more
+reveals and random first values, and half of them have literals, as in `b = 3`. (If all batches had
+random first values, the model would not learn the first stage.) Half of all traces repeat commands,
+whose errors add up until the loss sees them.
 
 Since the learning rates stay constant, the parameters end up circling a solution. Their average
 over the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
 From Python:
     config = Config(curriculum=[(8, 1), (32, 4)], seed=1)
+    torch.manual_seed(config.seed)  # of the initial parameters
     task, model = make(asdict(config))  # or a task and a model of your own
     model, log = train(model, task, config)
 
@@ -170,8 +169,9 @@ def loss(model, batch, config):
 
 
 def loss_of(logits, batch, config):
-    """The mean cross-entropy of all tokens, plus reveal_weight times that of the revealed values,
-    since most other tokens of a random trace are unpredictable noise. logits: [B, T, vocabulary].
+    """The mean cross-entropy of all tokens, plus reveal_weight times that of the revealed values.
+
+    Most other tokens of a random trace are unpredictable noise.  logits: [B, T, vocabulary].
     """
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
     losses = losses.view(batch.targets.shape)
@@ -210,10 +210,11 @@ def train(model, task, config, folder=None, resume=False,
     config: of its fields, those of the task and the model are only stored.
     folder: where checkpoints go. resume: continue the run in that folder, if there is one: the run
         of the same config, model and task.
-    draw, loss, lr_scale, gives_up: those of section 2, or functions of your own.
+    draw, loss, lr_scale, gives_up: those of section 2, or functions of your own. (resume compares
+        the batches that draw makes, and not the other three.)
 
     Returns: a copy of the model with the averaged parameters, and the log, a list of dicts.
-    Raises: UserError, as for a gradient that is not finite.
+    Raises: UserError, e.g. if a gradient is not finite.
     """
     check(config)
     model.train()
@@ -266,11 +267,11 @@ def train(model, task, config, folder=None, resume=False,
 
         # Log, report and save: the first step, the last, and some between.
         length, spacing, *_ = config.curriculum[stage]
-        ends = now.step == 1 or now.finished
-        if ends or now.step % LOG_EVERY == 0:
+        first_or_last = now.step == 1 or now.finished
+        if first_or_last or now.step % LOG_EVERY == 0:
             log.append({**asdict(now), "stage": stage, "length": length, "spacing": spacing,
                         **metrics, "gradient_norm": norm})
-        if ends or now.step % SAVE_EVERY == 0:
+        if first_or_last or now.step % SAVE_EVERY == 0:
             print(f"step {now.step}: ({length},{spacing}) loss {metrics['loss']:.3f}, "
                   f"reveal accuracy {metrics['reveal_accuracy']:.0%}", flush=True)
             if folder:
@@ -300,8 +301,11 @@ def check(config):
     for name in ("d_model", "layers", "heads", "householders", "conv_width", "batch",
                  "final_steps", "warmup", "matrix_lr", "lr"):
         value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:  # as NaN is not
+        if value is not None and not 0 < value < math.inf:  # NaN fails this as well
             raise UserError(f"{name} must be positive; got {value}")
+    for name in ("repeat_fraction", "literal_fraction", "dense_fraction"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise UserError(f"{name} must be from 0 to 1; got {getattr(config, name)}")
 
 
 def to_tensors(batch, device):
@@ -337,8 +341,8 @@ def make_optimizers(model, config):
 # --- 4. The run folder: model.pt, from which a run resumes with the same bits, and results.json ---
 
 def identity_of(model, task, config, draw):
-    """A checksum of what a run is: its config, a batch of its first and last stage, its model."""
-    parts = [asdict(config)]
+    """A checksum of what a run is: config, task, a batch of its first and last stage, model."""
+    parts = [asdict(config), [pair for pair in vars(task).items() if is_plain(pair[1])]]
     for stage in (0, len(config.curriculum) - 1):
         batch, _ = draw(task, config, Progress(stage=stage), generator(config.seed, "train", 0))
         parts.append(batch.inputs.tolist())
@@ -377,7 +381,7 @@ def save(folder, identity, config, now, log, model, average, optimizers):
     partial = folder / "model.pt.partial"
     torch.save({"config": asdict(config), "identity": identity, "model": average.state_dict(),
                 "last": model.state_dict(), "progress": asdict(now), "log": log,
-                "rng": torch.get_rng_state(),  # of dropout
+                "rng": torch.get_rng_state(),  # of dropout on the CPU
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, partial)
     read_run(partial)  # refuse now, after the first step, what could not be read
     has_run(folder, identity, resume=True)  # refuse if another run has come to this folder
@@ -403,7 +407,7 @@ def parse(argv=None):
     parser = make_parser("Train one model on one task.\n\n" + shown)
     add = parser.add_argument
     add("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
-    add("--resume", metavar="DIR", help="continue the run in DIR, with the options stored there")
+    add("--resume", metavar="DIR", help="continue the run in DIR, with its own config")
     add_table_options(parser)
     for part in fields(Config):
         kind = {"type": stages if part.type is tuple else part.type}
@@ -418,7 +422,10 @@ def parse(argv=None):
     if args.resume:
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")
-        typed = read_run(args.resume)["config"]
+        run = read_run(args.resume)
+        if "identity" not in run:
+            raise UserError(f"{args.resume} holds a result only; it cannot be resumed")
+        typed = run["config"]
     config = Config(**typed)
     check(config)
     return config, args
@@ -431,7 +438,7 @@ def main(argv=None, trainer=None):
     task, model = make(asdict(config))
     default = f"runs/{config.model}-{config.group}-seed{config.seed}"
     folder = Path(args.resume or args.out or default)
-    folder = folder.parent if folder.is_file() else folder  # of RUN/model.pt
+    folder = folder.parent if folder.name == "model.pt" else folder
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters, {config.optimizer} {config.matrix_lr:g} and adamw "
           f"{config.lr:g}{'' if config.model in RATES else ' (as for linrnn)'}, chance "

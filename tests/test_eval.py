@@ -165,7 +165,8 @@ def test_a_run_is_read_back_from_its_config(small_run):
 
 @pytest.mark.parametrize("changes, words", [
     ({"d_model": 9}, "heads must divide"), ({"group": "Q8"}, "unknown group"),
-    ({"model": "gru"}, "model must be one of"), ({"layers": 2}, "does not describe its model")])
+    ({"model": "gru"}, "model must be one of"), ({"layers": 2}, "does not describe its model"),
+    ({"group": None}, "does not describe its model")])
 def test_a_run_that_cannot_be_made_again_is_refused(changes, words, small_run, tmp_path, refused):
     """As that of a model of your own, whose config does not describe it."""
     run = read_run(small_run)

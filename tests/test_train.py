@@ -342,6 +342,7 @@ HOW = {"options": {"act": (1, [F.gelu, None])}, "scale": torch.tensor(1.0)}
     {"config": small_config(curriculum=[(2, 1, 1), (8, 1, 1)], lr=0.2)}, {"config": small_config()},
     {"task": ReplTask(Group("S3"), "swap")}, {"task": ReplTask(Group("Z3"))},
     {"task": ReplTask(Group("S3"), repeat_fraction=0.0)},  # the first stage repeats no commands
+    {"task": ReplTask(Group("S3"), literal_fraction=0.0)},
     {"model": OtherLinRNN(16, d_model=8, heads=2)}, {"model": frozen()},
     {"model": LinRNN(16, d_model=8, heads=2, beta_max=1.0)},
     {"model": small_with(**HOW, more=nn.Parameter(torch.zeros(1)))},
@@ -422,6 +423,7 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     ("--seed -1", "seed"), (f"--seed {2**64}", "seed"), ("--warmup 0", "warmup"),
     ("--batch 0", "batch"), ("--d-model 0", "d_model"), ("--lr nan", "lr"),
     ("--final-steps -1", "final_steps"), ("--traces 0", "traces"),
+    ("--literal-fraction 50", "from 0 to 1"), ("--dense-fraction nan", "from 0 to 1"),
     ("--out RUN/model.pt/x", "Not a directory"),
     ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume"),
     ("--resume RUN --out x", "--resume")])
@@ -431,6 +433,12 @@ def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words,
     argv = options.replace("RUN", str(small_run)).split()
     refused(main, argv if "--resume" in argv else [*SMALL, *argv], words)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_result_without_the_state_of_its_training_cannot_be_resumed(small_run, tmp_path, refused):
+    run = read_run(small_run)
+    torch.save({name: run[name] for name in ("config", "model")}, tmp_path / "best.pt")
+    refused(main, ["--resume", tmp_path / "best.pt"], "cannot be resumed")
 
 
 # --- Whole runs -----------------------------------------------------------------------------------
