@@ -9,9 +9,10 @@ A line that shows a value ends the error of that variable, if the model writes t
 state. But test traces begin with 1, 2, ..., and a model that counts on that need not read. Three
 parts of train.py's dense batches make a model read: more reveals, random first values, and
 literals, as in `b = 3`. Without literals a model keeps 32 to 50% of the values that they set, and
-without random first values 66 to 87% of those. Without more reveals, one of three models keeps 28%
-of the values that literals set. With all three parts a model follows even a session that it *joins
-late*, whose first lines it never sees: of the reveals 25 to 48 it answers at least 99%.
+without random first values 66 to 87% of first values. Without more reveals, one of three models
+keeps 28% of the values that literals set. With all three parts a model follows even a session that
+it *joins late*, whose first lines it never sees: of the reveals 25 to 48 it answers at least 99%
+(with any two parts, at least 98).
 
     python -m experiments.drift [--run]    the table; --run: four minutes per missing run
     python -m experiments.drift DIR        the same table for your own run (see DIR --help)
@@ -234,8 +235,9 @@ def show(rows=None):
              for key, name in SHOWN.items() for row in rows]
     cells += [{"correct": f"exponent, {kind} commands", row["recipe"]: exponent(error)}
               for row in rows for kind, error in row["law"].items()]
-    table("What is correct, in % (chance is 20), by what training lacked; and the exponents with\n"
-          "which errors grow: median of the seeds (min-max)", cells, ["correct"],
+    chance = rows[0].get("chance", 20)
+    table(f"What is correct, in % (chance is {chance}), by what training lacked; and the\n"
+          "exponents with which errors grow: median of the seeds (min-max)", cells, ["correct"],
           {recipe: lambda cell, recipe=recipe: cell.get(recipe) for recipe in recipes},
           spread=median_and_range)
 
@@ -250,7 +252,7 @@ def median_and_range(values, digits):
 def picture():
     """The error by the number of commands, for the seeds of the default recipe."""
     figure, ((axes,),) = canvas("Errors of random commands grow as the root of their number,\n"
-                                "errors of a repeated command in proportion")
+                                "errors of a repeated command grow faster")
     laws = [row["law"] for row in records("drift", recipe="default") if row["law"]]
     axes.set(yscale="log", xlabel="commands", ylabel="error in the table (0.5: a value is misread)")
     axes.axhline(0.5, color=GREY, linestyle="--", linewidth=0.9)
@@ -262,7 +264,8 @@ def picture():
 
 def show_run(task, model, seed):
     """The same table for your own run."""
-    show([{"recipe": "your run", **measure(model, task, seed)}])
+    chance = round(100 * task.chance)
+    show([{"recipe": "your run", "chance": chance, **measure(model, task, seed)}])
 
 
 def main(argv=None):

@@ -123,11 +123,11 @@ class Exact(LanguageModel):
 def certify(model):
     """Prove the parameters of an Exact model.  Returns: what was tested (dict).  Raises: UserError.
 
-    Theorem. Take any text of literals, reveals and full commands (all names, in order on the left,
-    each once on the right), in any order, joined late or not. Let t[x] be the last value that a
-    literal or a reveal gave to x, moved by the commands since: what Python has, unless a reveal
-    lied. If certify accepts, the parameters predict t[x] at each reveal of an x that has it, in
-    float32 on a CPU, in any pieces. (Where no value has come to x, nothing is claimed.)
+    Theorem, for this file's Machine. Take any text of literals, reveals and full commands (all
+    names, in order on the left, each once on the right), in any order, joined late or not. Let t[x]
+    be the last value that a literal or a reveal gave to x, moved by the commands since: what Python
+    has, unless a reveal lied. If certify accepts, the parameters predict t[x] at each reveal of an
+    x that has it, in float32 on a CPU, in any pieces. (Where x has no t[x], nothing is claimed.)
     """
     machine = type(model.blocks[1])
     task = ReplTask(model.task.group)
@@ -143,16 +143,17 @@ def certify(model):
             and not torch.is_autocast_enabled("cpu"), "products have a reduced precision")     # (a)
 
     # In these n commands, each name is once in each right-hand place.
-    commands = [task.command_line([(i + s) % n for i in range(n)]) for s in range(n)]
-    S, _, alone, _ = effect(model, commands)
+    orders = [[(i + s) % n for i in range(n)] for s in range(n)]
+    S, _, alone, after = effect(model, list(map(task.command_line, orders)))
     moves = model.blocks[1].moves
     left = [moves(i) for i in range(n)]
-    for s in range(n):
-        right = [moves(i, (i + s) % n) for i in range(n)]
+    for s, order in enumerate(orders):
+        right = [moves(i, y) for i, y in enumerate(order)]
         for rows, found in zip([{}, *left, {}, *right, {}], alone, strict=True):
             expected = S[:, s].clone()
             expected[:, [*rows]] = S[:, s, [*rows.values()]]
             require(torch.equal(found[:, s], expected), "a command does not make its moves")   # (d)
+        require(torch.equal(after[:, s, :n], S[:, s, order]), "a command is not executed")     # (d)
 
     literals = [f">>> {x} = {value}\n" for x in task.names for value in task.values]
     reveals = [task.reveal_lines(x, value) for x in range(n) for value in range(n)]

@@ -10,11 +10,11 @@ of the values it is asked for, and over 70% of those it gets wrong. The source b
 but varies no lexer. We vary it, for one small DeltaNet, and test no pretrained model.
 
 Finding. The string is easy; its tokens are hard to write. Cut into letters, a string is learned
-from about as few traces as a list of letters. Pairs take two to three times as many, and BPE, whose
-cuts depend on the value, three to four times; then 4 to 7% of the values stay wrong. Yet the model
-knows the state, because its wrong tokens spell the right letters. A model that reads BPE but writes
-letters, by print(*s), needs only 1.5 times the traces of letters, and gets at least 99.7% of the
-values right.
+from about as few traces as a list of letters. Pairs take two to three times as many. BPE, whose
+cuts depend on the value, takes three to four times as many, and leaves 4 to 7% of the values wrong.
+Yet the model knows the state, because its wrong tokens spell the right letters. A model that reads
+BPE but writes letters, by print(*s), needs only 1.5 times the traces of letters, and gets at least
+99.7% of the values right.
 
     python -m experiments.strings [--run]      # with --run: 15 minutes of CPU time
 

@@ -85,7 +85,10 @@ def show_value(H, i, j):
 
 
 def sinkhorn(H):
-    """Divide columns, then rows, by their sums until all sums are 1 (Sinkhorn and Knopp 1967)."""
+    """Divide columns, then rows, by their sums until all sums are 1 (Sinkhorn and Knopp 1967).
+
+    At most 1,000 times: if H has zeros, a sum may then still be off by .002.
+    """
     if not (H.any(-1).all() and H.any(-2).all()):
         raise UserError("marginals with a row or a column of zeros: a number has underflowed, or "
                         "a reveal cannot be true")

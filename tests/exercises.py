@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from data import make_parser, run_cli  # no exercise is in data.py
+from data import UserError, make_parser, run_cli  # no exercise is in data.py
 
 PROJECT = ["README.md", "LICENSE", "requirements.txt", "data.py", "models.py", "scan.py",
            "train.py", "eval.py", "analysis.ipynb", "tests", "experiments"]
@@ -185,6 +185,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.what == "make":
         return make(args.folder)
+    if not args.folder.is_dir():
+        raise UserError(f"there is no folder {args.folder}")
 
     reached = 0
     for number in args.only:

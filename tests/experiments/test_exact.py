@@ -120,6 +120,13 @@ def test_a_wrong_machine_has_no_proof(proved, monkeypatch, wrong, words):
         certify(proved)
 
 
+def test_a_machine_that_ignores_commands_has_no_proof_even_if_it_says_so(proved, monkeypatch):
+    monkeypatch.setattr(Machine, "keys", lambda self, write, *names: 2 * [F.pad(write, (0, 3))])
+    monkeypatch.setattr(Machine, "moves", lambda self, i, y=None: {})
+    with pytest.raises(UserError, match="not executed"):
+        certify(proved)
+
+
 def test_a_machine_that_forgets_the_start_of_a_command_has_no_proof(proved, monkeypatch):
     forward = Machine.forward
 

@@ -50,7 +50,7 @@ CLAIMS = [
     lambda: f"values, and one repeated command {span(drift('loop 1'))}%.",
     lambda: f"at least {drift('literal 8')[0]:.0f}% of those that a literal has set",
     lambda: f"keeps {span(drift('literal 8', 'no literals'))}% of the values that they set",
-    lambda: f"first values {span(drift('repeats 8', 'no random first values'))}% of those",
+    lambda: f"first values {span(drift('repeats 8', 'no random first values'))}% of first",
     lambda: f"three models keeps {drift('literal 8', 'no dense reveals')[0]:.0f}% of the values",
     lambda: f"believes {span(drift('false reveals'))}% of *false* reveals",
     lambda: f"depends on the seed: {span(drift('whole'))}%",
@@ -70,9 +70,9 @@ CLAIMS = [
     lambda: f"know {span([100 * kept for kept in of('snap', 'loop 1', reader='alone')])}%.",
     lambda: f"a sort for {of('trace', 'commands', function='bubble_sort')[0]} commands",
     lambda: f"a card trick for {of('trace', 'commands', function='card_trick')[0]}",
-    lambda: "needs {} programs, and state supervision {} (".format(
-        *(span(of("supervision", "solved", task="parity", model="linrnn", training=training))
-          for training in ("curriculum", "states, linear")))]
+    lambda: "needs {} programs of 16 lines, and state supervision {} (".format(
+        *(span(of("supervision", "solved", task="parity", model="linrnn", length=16, training=how))
+          for how in ("curriculum", "states, linear")))]
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
