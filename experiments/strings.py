@@ -1,4 +1,4 @@
-"""Is a string hard, or its tokens?
+"""Are strings hard, or only their tokens?
 
     >>> s = 'baca'                   the state, a string
     >>> s = s[1:] + s[:1]            a command, a permutation of its letters
