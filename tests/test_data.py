@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+import zlib
 
 import data
 import numpy as np
@@ -74,6 +75,7 @@ def test_a_list_of_elements_makes_a_group_in_any_order_and_with_duplicates():
     ([[1, 2, 3], [2, 3, 1], [3, 1, 2]], "positions 0, 1, ... in some order; got"),
     # The rotations of a square, and all of them after one swap: they are closed under rotations.
     ([np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)], "all elements"),
+    ([np.roll(range(27), s) for s in range(27)], "letters"),
     ([[0, 1, 2], [1, 0, 2]], "not transitive"), ([[0, 1, 2], [0, 2, 1]], "not transitive")])
 def test_a_list_that_is_not_all_of_a_transitive_group_is_refused(elements, words):
     with pytest.raises(UserError, match=words):
@@ -160,6 +162,7 @@ def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_litera
     commands, _, values, literals = zip(*drawn)
     repeats = (np.diff(commands, axis=1) == 0).all(-1).mean(1)
     assert repeats[::2].mean() > 0.7 and repeats[1::2].mean() < 0.2
+    assert any(one and one != other for one, other in zip(literals[::2], literals[1::2]))
     numbers = [len(each or ()) for each in literals]
     assert numbers[::2] == numbers[1::2] and {*numbers} == {0, 4}
     assert abs(np.mean(numbers) / 4 - 0.25) < 0.13  # six deviations of 400 coins
@@ -228,11 +231,13 @@ def test_test_traces_and_short_training_traces_do_not_repeat_commands():
 # --- Random streams -------------------------------------------------------------------------------
 
 def test_a_generator_is_independent_for_each_seed_purpose_and_key():
-    lengths = [(), (0,), (1,), (8, 16), (16, 8)]
+    lengths = [(), (0,), (1,), (8, 16), (16, 8), (8, 4)]
     keys = [*itertools.product((0, 1), data.PURPOSES, lengths)]
     drawn, again = [[generator(seed, purpose, *key).integers(2**62) for seed, purpose, key in keys]
                     for _ in range(2)]
     assert drawn == again and len({*drawn}) == len(keys)
+    inputs = ReplTask(Group("S5")).test_batch(2, 8, 2, generator(0, "test", 8, 2)).inputs
+    assert zlib.crc32(inputs.tobytes()) == 477685220  # the traces of all published tables
 
 
 # --- The command line -----------------------------------------------------------------------------

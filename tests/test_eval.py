@@ -101,6 +101,8 @@ def test_a_model_is_evaluated_without_its_dropout_and_is_then_as_it_was():
     model[1].train()
     one, other = [evaluate(model, ReplTask(Group("S3")), 4, 2, 30) for _ in range(2)]
     assert one == other
+    with pytest.raises(RuntimeError):
+        predict(model, np.zeros((1, 1)))
     assert [module.training for module in model.modules()] == [False, False, True]
 
 
@@ -123,7 +125,8 @@ def test_traces_are_read_in_pieces_and_keep_their_order(tokens_at_once, pieces, 
     monkeypatch.setattr("eval.TOKENS_AT_ONCE", tokens_at_once)
     sizes = []
     model = nn.Embedding(22, 22)
-    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    model.register_forward_pre_hook(
+        lambda _, args: sizes.append(len(args[0]) / (not torch.is_grad_enabled())))
     tokens = np.random.default_rng(0).integers(22, size=(3, 50))
     assert (predict(model, tokens) == model.weight.argmax(-1).numpy()[tokens]).all()
     assert sizes == pieces
@@ -145,6 +148,7 @@ def test_the_figure_shows_each_reveal_at_the_commands_read_before_it(monkeypatch
     figures[0].draw_without_rendering()
     left, middle, right = axes.transData.transform([[2, 0], [4, 0], [8, 0]])[:, 0]
     assert abs((right - middle) - (middle - left)) < 1e-6
+    assert [line.get_label() for line in axes.lines[:2]] == ["(8,2)", "(9,3)"]
     assert axes.get_title() == "runs/one" and axes.get_legend() is None
     box = figures[0].legends[0].get_window_extent()
     assert not box.overlaps(axes.bbox) and box.x0 > 0 and box.x1 < figures[0].bbox.x1
@@ -166,11 +170,13 @@ def test_a_run_is_read_back_from_its_config(small_run):
 @pytest.mark.parametrize("changes, words", [
     ({"d_model": 9}, "heads must divide"), ({"group": "Q8"}, "unknown group"),
     ({"model": "gru"}, "model must be one of"), ({"layers": 2}, "does not describe its model"),
-    ({"group": None}, "does not describe its model")])
+    ({"group": None}, "does not describe its model"),
+    ({}, "does not describe its model")])
 def test_a_run_that_cannot_be_made_again_is_refused(changes, words, small_run, tmp_path, refused):
     """As that of a model of your own, whose config does not describe it."""
     run = read_run(small_run)
-    torch.save(run | {"config": run["config"] | changes}, tmp_path / "model.pt")
+    config = run["config"] | changes if changes else {}
+    torch.save(run | {"config": config}, tmp_path / "model.pt")
     refused(main, [tmp_path], words)
 
 
@@ -197,12 +203,14 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
     task = ReplTask(Group("S3"))
     model = Interpreter(task, 3 + 3)
     monkeypatch.setattr("eval.load", lambda run, device: (load(run, device), (task, model))[1])
+    lines = []
+    monkeypatch.setattr("matplotlib.axes.Axes.axvline", lambda _, x, **more: lines.append(x))
     monkeypatch.setenv("MPLBACKEND", "module://not_installed")  # of a notebook
     main([str(small_run / "model.pt"), *"--lengths 8:4,4:1 --traces 20 --seed 5 --plot".split(),
           str(tmp_path / "table.svg")])
     shown = capsys.readouterr().out
     assert f"<!-- {small_run / 'model.pt'} -->" in (tmp_path / "table.svg").read_text()
-    assert "MPLBACKEND" not in os.environ
+    assert "MPLBACKEND" not in os.environ and lines == [4]  # of the curriculum 2:1,4:2
 
     evaluate_and_print(model, task, [(8, 4), (4, 1)], 20, 5)
     assert shown == capsys.readouterr().out
@@ -210,6 +218,7 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
 
 @pytest.mark.parametrize("options, words", [
     ("--lengths 64", "LENGTH:SPACING"), ("--lengths 4:2,0:1", "multiple"),
+    ("--lengths 4:0", "LENGTH:SPACING"),
     ("--traces 0", "traces"), ("--seed -1", "seed"), ("--plot x.bmp", ".png, .pdf or .svg"),
     ("--device cuda", "no device 'cuda'"), ("--plot nowhere/x.png", "no folder")])
 def test_the_command_refuses_bad_input_before_the_work(options, words, small_run, refused):

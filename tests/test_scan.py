@@ -202,8 +202,9 @@ def test_chunked_equals_the_loop_in_values_and_gradients(seed, device):
     assert difference(with_gradients(chunked, given), expected) < 1e-10 * largest, (T, chunk, K, V)
 
 
-def test_delta_product_is_r_steps_and_one_read():
+def test_delta_product_is_r_steps_and_one_read(monkeypatch):
     """The steps r = 1 ... R of a token in this order, and then its read: the published form."""
+    monkeypatch.setattr(scan, "default_chunk_size", None)  # not asked if a size is given
     q, k, v, beta, state = inputs(T=11, steps=(3,))
     expected, last = published(q.repeat_interleave(3, -2), k.flatten(2, 3), v.flatten(2, 3),
                                beta.flatten(2), state)
@@ -440,6 +441,7 @@ def test_shapes_that_do_not_fit_are_refused_by_name():
             (delta_product, (q, k[..., None, :], v[..., None, :], beta[..., None, :]), "beta must"),
             (scan_chunked, (q, k, k[..., :3], v), "b must have"),
             (scan_recurrent, (q[..., :1, :], k, k, v), "q must have"),
+            (scan_chunked, (q, k, k, v[..., :1, :]), "v must have"),
             (scan_chunked, [x[..., :0, :] for x in (q, k, k, v)], "T >= 1")]:
         with pytest.raises(ValueError, match=words):
             function(*wrong)

@@ -86,12 +86,14 @@ def test_the_log_and_the_output_say_where_each_stage_ended_and_what_was_not_lear
     ends = [2 * 50 * 54, (2 * 54 + 2 * 72) * 50]
     assert log[-1]["stage_ends"] == ends and log[-1]["tokens"] == ends[1] + 97 * 50 * 108
     assert [row["step"] for row in log] == [1, *range(10, 101, 10), 101]
-    train_small({"pass_accuracy": 1.0, "max_curriculum_steps": 3})
+    train_small({"curriculum": [(2, 1, 2), (4, 2), (8, 4)], "pass_accuracy": 1.0,
+                 "max_curriculum_steps": 3})
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" loss")[0] for line in lines] == [
         "step 1: (2,1)", "(2,1) passed after 2 steps, 0.01 million tokens",
         "(4,2) passed after 4 steps, 0.01 million tokens", "step 50: (8,4)", "step 100: (8,4)",
-        "step 101: (8,4)", "step 1: (2,1)", "step 3: (2,1)", "NOT LEARNED: stopped in stage 1 of 2"]
+        "step 101: (8,4)", "step 1: (2,1)", "(2,1) passed after 2 steps, 0.00 million tokens",
+        "step 3: (4,2)", "NOT LEARNED: stopped in stage 2 of 3"]
     assert lines[3].endswith(f"loss {log[5]['loss']:.3f}, reveal accuracy "
                              f"{log[5]['reveal_accuracy']:.0%}")
 
@@ -102,7 +104,7 @@ def test_a_fraction_of_the_batches_is_dense_and_does_not_count():
     """A dense batch has as many traces and commands, more reveals, and random first values. Half of
     them have a reveal after every command. (2,1) cannot be denser, and nor can a task that has no
     dense batches."""
-    config = Config(curriculum=[(2, 1), (12, 6)], batch=3, dense_fraction=0.75)
+    config = Config(curriculum=[(2, 1), (12, 6), (9, 3)], batch=3, dense_fraction=0.75)
     reveals = {True: [], False: []}
     for step in range(500):
         batch, counts = trainer.draw(S3, config, Progress(stage=1), generator(1, "train", step))
@@ -117,6 +119,7 @@ def test_a_fraction_of_the_batches_is_dense_and_does_not_count():
     class Own:
         training_batch = S3.training_batch
     for step in range(40):
+        trainer.draw(S3, config, Progress(stage=2), generator(1, "train", step))  # 2 divides no 9
         for task, stage in ((S3, 0), (Own(), 1)):
             rng = generator(1, "train", step)
             assert trainer.draw(task, config, Progress(stage=stage), rng)[1]
@@ -177,7 +180,7 @@ def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_se
 
 
 def test_the_average_has_the_newest_buffers():
-    model = nn.Sequential(nn.Embedding(16, 8), Batchnorm(8), nn.Linear(8, 16))
+    model = nn.Sequential(nn.Embedding(16, 8), Batchnorm(8), nn.Linear(8, 16)).eval()
     result, _ = train_small({"optimizer": "adamw", "matrix_lr": 0.01}, model)
     assert result[1].num_batches_tracked == 15
     assert all(map(torch.equal, result.buffers(), model.buffers()))
@@ -217,9 +220,11 @@ def test_every_field_is_an_option_and_help_shows_it(capsys, monkeypatch, tmp_pat
              "literal_fraction": 0.125, "pass_accuracy": 0.5, "pass_patience": 2,
              "max_curriculum_steps": 1, "final_steps": 1, "average": False, "optimizer": "adamw",
              "matrix_lr": 0.02, "lr": 0.01, "warmup": 3, "weight_decay": 0.0, "reveal_weight": 2.0,
-             "seed": 9, "compile": False}
+             "seed": 9, "compile": True}
     assert typed.keys() == asdict(Config()).keys()
-    argv = ["--curriculum", "6:3,12:4", "--no-average", "--no-compile"]
+    argv = ["--curriculum", "6:3,12:4", "--no-average", "--compile"]
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: compiled.append(model) or model)
     for name, value in typed.items():
         if not isinstance(value, (tuple, bool)):
             argv += [f"--{name.replace('_', '-')}", str(value)]
@@ -227,7 +232,9 @@ def test_every_field_is_an_option_and_help_shows_it(capsys, monkeypatch, tmp_pat
     assert read_run(tmp_path / "run")["config"] == typed
 
     task, model = load(tmp_path / "run")
-    assert (task.repeat_fraction, task.literal_fraction) == (0.25, 0.125)
+    assert (task.repeat_fraction, task.literal_fraction) == (0.25, 0.125) and len(compiled) == 1
+    torch.manual_seed(9)  # one step moves no parameter by more than its learning rate
+    assert (make(typed)[1].embedding.weight - model.embedding.weight).abs().max() < 0.01
     del typed["literal_fraction"]  # as in older runs
     assert make(typed)[0].literal_fraction == 0
     assert task.test_batch(1, 8, 8, generator(0, "test")).inputs.shape == (1, 5 * 4 + 8 * 7 + 10)
@@ -251,7 +258,7 @@ def test_a_config_holds_the_learning_rates_of_its_model_or_those_that_are_typed(
 
     assert rates(Config()) == ("muon", 0.01, 2e-3)
     assert rates(Config(model="lstm", lr=0.5)) == ("adamw", 4e-3, 0.5)
-    assert rates(Config(model="mine")) == rates(Config())
+    assert rates(Config(model="mine")) == rates(Config(model="transformer")) == rates(Config())
     assert rates(Config(optimizer="adamw", matrix_lr=0.1)) == ("adamw", 0.1, 2e-3)
 
     main([*SMALL, "--final-steps", "1", "--out", str(tmp_path)])
@@ -278,7 +285,8 @@ def test_a_run_that_was_cut_and_resumed_has_the_bits_of_the_run(owner, function,
                                                                 monkeypatch):
     """It is cut while it draws one of 15 batches, or while it saves."""
     monkeypatch.setattr(trainer, "SAVE_EVERY", 4)
-    monkeypatch.setattr(trainer.time, "perf_counter", lambda: 0.0)  # the clock is not the run
+    monkeypatch.setattr(trainer.time, "perf_counter", itertools.count().__next__)
+    monkeypatch.setattr(trainer, "device_of", lambda _: torch.rand(1).device)  # as dropout does
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     command = [*SMALL, "--final-steps", "12", "--out"]
     main([*command, str(whole)])
@@ -295,8 +303,9 @@ def test_a_run_that_was_cut_and_resumed_has_the_bits_of_the_run(owner, function,
         patch.setattr(owner, function, cut)
         main([*command, str(resumed)])
     assert not read_run(resumed)["progress"]["finished"]
-    main(["--resume", str(resumed), *"--lengths 4:2 --traces 4 --device cpu".split()])
+    main(["--resume", str(resumed / "model.pt"), *"--lengths 4:2 --traces 4 --device cpu".split()])
     assert same(read_run(whole), read_run(resumed))
+    assert read_run(whole)["progress"]["seconds"] == 15
     assert (whole / "results.json").read_text() == (resumed / "results.json").read_text()
 
 
@@ -318,9 +327,9 @@ class OtherLinRNN(LinRNN):
     pass
 
 
-def small_with(**attributes):
-    """The small model with more attributes; a tensor becomes a buffer that is not saved."""
-    model = small_model()
+def small_with(model=None, **attributes):
+    """A small model with more attributes; a tensor becomes a buffer that is not saved."""
+    model = model or small_model()
     for name, value in attributes.items():
         if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
             model.register_buffer(name, value, persistent=False)
@@ -335,29 +344,32 @@ def frozen():
     return model
 
 
-HOW = {"options": {"act": (1, [F.gelu, None])}, "scale": torch.tensor(1.0)}
+def how():
+    return {"options": {"act": (1, [lambda x: x, None])}, "scale": torch.tensor(1.0)}
 
 
 @pytest.mark.parametrize("change", [
     {"config": small_config(curriculum=[(2, 1, 1), (8, 1, 1)], lr=0.2)}, {"config": small_config()},
     {"task": ReplTask(Group("S3"), "swap")}, {"task": ReplTask(Group("Z3"))},
-    {"task": ReplTask(Group("S3"), repeat_fraction=0.0)},  # the first stage repeats no commands
+    {"draw": lambda _, *more: trainer.draw(ReplTask(Group("S3"), repeat_fraction=0.0), *more)},
     {"task": ReplTask(Group("S3"), literal_fraction=0.0)},
-    {"model": OtherLinRNN(16, d_model=8, heads=2)}, {"model": frozen()},
-    {"model": LinRNN(16, d_model=8, heads=2, beta_max=1.0)},
-    {"model": small_with(**HOW, more=nn.Parameter(torch.zeros(1)))},
-    {"model": small_with(**HOW | {"scale": torch.tensor(2.0)})},
-    {"model": small_with(**HOW | {"options": {"act": (1, [F.silu, None])}})},
-    {"model": small_with(**HOW | {"options": {"act": (1, [F.gelu, 0])}})}])
+    {"model": small_with(OtherLinRNN(16, d_model=8, heads=2), **how())},
+    {"model": small_with(frozen(), **how())},
+    {"model": small_with(LinRNN(16, d_model=8, heads=2, beta_max=1.0), **how())},
+    {"model": small_with(**how(), more=nn.Parameter(torch.zeros(1)))},
+    {"model": small_with(**how() | {"scale": torch.tensor(2.0)})},
+    {"model": small_with(**how() | {"options": {"act": (1, [F.silu, None])}})},
+    {"model": small_with(**how() | {"options": {"act": (1, [F.gelu, 0])}})}])
 def test_another_config_model_or_task_is_another_run(change, tmp_path):
     """Whatever makes the same run, such as a function at another address, is the same run."""
     given = {"task": S3, "config": small_config(curriculum=[(2, 1, 1), (8, 1, 1)])}
-    train(**given, model=small_with(**HOW, cache={1}), folder=tmp_path)
-    train(**given, model=small_with(**HOW, cache={2}), folder=tmp_path, resume=True)
+    one, other = [small_with(**how(), cache={number}) for number in (1, 2)]
+    train(**given, model=one, folder=tmp_path)
+    train(**given, model=other, folder=tmp_path, resume=True)
     before = (tmp_path / "model.pt").read_bytes()
     for resume in (False, True):
         with pytest.raises(UserError, match="another run; choose another folder"):
-            train(**{"model": small_with(**HOW)} | given | change, folder=tmp_path, resume=resume)
+            train(**{"model": small_with(**how())} | given | change, folder=tmp_path, resume=resume)
     assert (tmp_path / "model.pt").read_bytes() == before
 
 
@@ -394,6 +406,8 @@ def test_a_task_without_reveals_says_so():
 
 
 def test_a_gradient_that_is_not_finite_ends_the_training():
+    with pytest.raises(UserError, match="batch must be positive"):
+        train_small({"batch": 0})
     with pytest.raises(UserError, match="step 2: the gradient is not finite"):
         train_small(lr_scale=lambda config, now: float("nan"))
 
@@ -408,6 +422,7 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     task, model = load(tmp_path)
     assert result["results"] == [evaluate(model, task, 4, 2, 4)]
     assert result["step"] == read_run(tmp_path)["progress"]["step"] == 6
+    assert result["parameters"] == sum(x.numel() for x in model.parameters())
 
 
 # --- Refusals -------------------------------------------------------------------------------------
@@ -420,9 +435,13 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     ("--curriculum 8", "LENGTH:SPACING"), ("--lengths 8:1:1", "LENGTH:SPACING"),
     ("--lengths 8:3", "multiple"), ("--batch 2.5", "--batch"), ("--device cuda", "no device"),
     ("--optimizer Muon", "muon or adamw"), ("--optimizer adamw", "needs a matrix_lr"),
-    ("--seed -1", "seed"), (f"--seed {2**64}", "seed"), ("--warmup 0", "warmup"),
-    ("--batch 0", "batch"), ("--d-model 0", "d_model"), ("--lr nan", "lr"),
+    ("--model lstm --optimizer muon", "muon needs a matrix_lr"),
+    ("--seed -1", "seed"), (f"--seed {2**64}", "seed"), ("--lr nan", "lr"),
     ("--final-steps -1", "final_steps"), ("--traces 0", "traces"),
+    *[(f"--{name} 0", "must be positive") for name in (
+        "warmup", "batch", "d-model", "layers", "heads", "householders", "conv-width",
+        "matrix-lr")],
+    ("--repeat-fraction -1", "from 0 to 1"),
     ("--literal-fraction 50", "from 0 to 1"), ("--dense-fraction nan", "from 0 to 1"),
     ("--out RUN/model.pt/x", "Not a directory"),
     ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume"),
@@ -444,10 +463,12 @@ def test_a_result_without_the_state_of_its_training_cannot_be_resumed(small_run,
 # --- Whole runs -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("beta_max, least, most", [("2", 0.95, 1), ("1", 0, 0.65)])
-def test_three_variables_are_learned_with_beta_up_to_two_only(beta_max, least, most, tmp_path):
-    main(["--beta-max", beta_max, "--out", str(tmp_path / "run"), *(
+def test_three_variables_are_learned_with_beta_up_to_two_only(beta_max, least, most, tmp_path,
+                                                              monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["--beta-max", beta_max, *(
         "--group S3 --d-model 32 --heads 2 --curriculum 2:1,8:2 --final-steps 30 --lr 0.004 "
         "--matrix-lr 0.02 --max-curriculum-steps 120 --lengths 16:4 --traces 64 "
         "--dense-fraction 0 --repeat-fraction 0").split()])
-    row, = json.loads((tmp_path / "run" / "results.json").read_text())["results"]
+    row, = json.loads((tmp_path / "runs/linrnn-S3-seed0/results.json").read_text())["results"]
     assert least <= row["all"] <= most
