@@ -112,3 +112,5 @@ def test_tables_say_which_stage_was_passed_and_when():
     until = partial(baselines.until_passed, spacing=2)
     assert until({"spacing": 2, "left": [1.26e6]}) == "1.3"
     assert until({"spacing": 2, "left": []}) == ">12" and until({"spacing": 1}) is None
+    row = {"results": [{"length": 16, "spacing": 2, "by_position": [0.996, 1]}]}
+    assert baselines.first_reveal(row, 2) == 99
