@@ -32,7 +32,6 @@ import time
 import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +96,7 @@ class Config:
     compile: bool = False          # torch.compile: pays off after about 2,000 steps
 
     def __post_init__(self):
-        """Fill in the learning rates.  Raises: UserError for an optimiser without one."""
+        """Fill in the learning rates.  Raises: UserError if no training can begin, or end."""
         own = RATES.get(self.model, RATES["linrnn"])
         if self.optimizer not in (None, "muon", "adamw"):
             raise UserError(f"optimizer must be muon or adamw; got {self.optimizer!r}")
@@ -106,6 +105,17 @@ class Config:
         for name, value in own.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"seed must be from 0 to 2^64 - 1; got {self.seed}")
+        for name in ("d_model", "layers", "heads", "householders", "conv_width", "batch",
+                     "final_steps", "warmup", "matrix_lr", "lr"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:  # NaN fails this as well
+                raise UserError(f"{name} must be positive; got {value}")
+        for name in ("repeat_fraction", "literal_fraction", "dense_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} must be from 0 to 1; got {getattr(self, name)}")
 
     def steps_of(self, stage):
         """How many steps a stage takes; None for one that lasts until it is passed."""
@@ -125,30 +135,6 @@ class Progress:
     stage_ends: list = field(default_factory=list)  # tokens read at the end of each stage
     seconds: float = 0.0  # spent in steps
     finished: bool = False
-
-    def count(self, tokens, good):
-        """Count a step. good: whether its batch was good enough, or None if it does not count."""
-        self.step += 1
-        self.stage_step += 1
-        self.tokens += tokens
-        if good is not None:  # other batches neither continue a streak of good ones nor break it
-            self.streak = self.streak + 1 if good else 0
-
-    def stage_is_over(self, config):
-        steps = config.steps_of(self.stage)
-        return self.streak >= config.pass_patience if steps is None else self.stage_step >= steps
-
-    def next_stage(self, config):
-        """A new stage starts a new streak, since its batches are harder."""
-        if self.stage == len(config.curriculum) - 1:
-            self.finished = True
-            return
-        length, spacing, *_ = config.curriculum[self.stage]
-        print(f"({length},{spacing}) passed after {self.step} steps, "
-              f"{self.tokens / 1e6:.2f} million tokens", flush=True)
-        self.stage += 1
-        self.stage_step = self.streak = 0
-        self.stage_ends.append(self.tokens)
 
 
 # --- 2. What train() asks at every step; pass it functions of your own to change the answers ------
@@ -185,8 +171,6 @@ def loss_of(logits, batch, config):
     # One .tolist() for all metrics: a single sync.
     numbers = torch.stack([mean, reveal_loss, correct.sum() / count]).tolist()
     metrics = dict(zip(("loss", "reveal_loss", "reveal_accuracy"), numbers))
-    if math.isnan(metrics["reveal_accuracy"]):  # 0 / 0
-        raise UserError("a batch of this task has no reveals")
     return mean + config.reveal_weight * reveal_loss, metrics
 
 
@@ -216,14 +200,11 @@ def train(model, task, config, folder=None, resume=False,
     Returns: a copy of the model with the averaged parameters, and the log, a list of dicts.
     Raises: UserError, e.g. if a gradient is not finite.
     """
-    check(config)
     model.train()
     now = Progress()
     log = []
     last = len(config.curriculum) - 1
     averages = config.average and last > 0
-    if averages and any(x.dtype in (torch.bfloat16, torch.float16) for x in model.parameters()):
-        raise UserError("half precision rounds an average away; use average=False")
     average = copy.deepcopy(model)
     optimizers = make_optimizers(model, config)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
@@ -235,6 +216,7 @@ def train(model, task, config, folder=None, resume=False,
     while not now.finished:
         start = time.perf_counter()
         stage = now.stage
+        length, spacing, *_ = config.curriculum[stage]
         for optimizer, peak in zip(optimizers, peaks):
             optimizer.param_groups[0]["lr"] = peak * lr_scale(config, now)
 
@@ -249,24 +231,36 @@ def train(model, task, config, folder=None, resume=False,
         objective.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
         if not math.isfinite(norm):
-            raise UserError(f"step {now.step + 1}: the gradient is not finite; try a lower lr")
+            raise UserError(f"step {now.step + 1}: the gradient is not finite; try a lower lr "
+                            "(or does a batch have no reveals?)")
 
         # Update, and average over the last stage, unless it is the only one.
         for optimizer in optimizers:
             optimizer.step()
         update_mean(average, model, now.stage_step + 1 if averages and stage == last else 1)
 
-        # Count, and move on.
-        good = metrics["reveal_accuracy"] >= config.pass_accuracy
-        now.count(batch.inputs.numel(), good if counts else None)
-        if now.stage_is_over(config):
-            now.next_stage(config)
-        elif gives_up(model, config, now):
-            now.finished = True
+        # Count. A batch that does not count neither continues a streak of good ones nor breaks it.
+        now.step += 1
+        now.stage_step += 1
+        now.tokens += batch.inputs.numel()
+        if counts:
+            good = metrics["reveal_accuracy"] >= config.pass_accuracy
+            now.streak = now.streak + 1 if good else 0
+
+        # Move on. A new stage starts a new streak, since its batches are harder.
+        steps = config.steps_of(stage)
+        passed = now.streak >= config.pass_patience if steps is None else now.stage_step >= steps
+        if passed and stage < last:
+            print(f"({length},{spacing}) passed after {now.step} steps, "
+                  f"{now.tokens / 1e6:.2f} million tokens", flush=True)
+            now.stage += 1
+            now.stage_step = now.streak = 0
+            now.stage_ends.append(now.tokens)
+        else:
+            now.finished = passed or gives_up(model, config, now)
         now.seconds += time.perf_counter() - start
 
         # Log, report and save: the first step, the last, and some between.
-        length, spacing, *_ = config.curriculum[stage]
         first_or_last = now.step == 1 or now.finished
         if first_or_last or now.step % LOG_EVERY == 0:
             log.append({**asdict(now), "stage": stage, "length": length, "spacing": spacing,
@@ -292,20 +286,6 @@ def update_mean(average, model, n):
         mean.data.lerp_(parameter.data, 1 / n)
     for newest, buffer in zip(average.buffers(), model.buffers()):
         newest.copy_(buffer)
-
-
-def check(config):
-    """Raises: UserError for numbers with which no training can begin, or end."""
-    if not 0 <= config.seed < 2**64:
-        raise UserError(f"seed must be from 0 to 2^64 - 1; got {config.seed}")
-    for name in ("d_model", "layers", "heads", "householders", "conv_width", "batch",
-                 "final_steps", "warmup", "matrix_lr", "lr"):
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:  # NaN fails this as well
-            raise UserError(f"{name} must be positive; got {value}")
-    for name in ("repeat_fraction", "literal_fraction", "dense_fraction"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise UserError(f"{name} must be from 0 to 1; got {getattr(config, name)}")
 
 
 def to_tensors(batch, device):
@@ -342,24 +322,19 @@ def make_optimizers(model, config):
 
 def identity_of(model, task, config, draw):
     """A checksum of what a run is: config, task, a batch of its first and last stage, model."""
-    parts = [asdict(config), [pair for pair in vars(task).items() if is_plain(pair[1])]]
+    parts = [asdict(config), vars(task)]
     for stage in (0, len(config.curriculum) - 1):
         batch, _ = draw(task, config, Progress(stage=stage), generator(config.seed, "train", 0))
         parts.append(batch.inputs.tolist())
     for module in model.modules():
-        parts += [type(module).__name__]
+        options = {name: value for name, value in vars(module).items() if name[0] != "_"}
+        parts += [type(module).__name__, options]
         parts += [(x.shape, x.requires_grad) for x in module.parameters(recurse=False)]
-        parts += [pair for pair in vars(module).items() if pair[0][0] != "_" and is_plain(pair[1])]
-    saved = model.state_dict()  # a resumed run has its buffers from there
-    parts += [(name, x.tolist()) for name, x in model.named_buffers() if name not in saved]
-    return zlib.crc32(re.sub(r" at 0x\w+", "", repr(parts)).encode())  # without addresses
 
+    def name(value):  # of a function or a class, and of the class of anything else
+        return getattr(value, "__qualname__", type(value).__name__)
 
-def is_plain(value):
-    """Whether it is a number, a text, None, a function, or a tuple, a list or a dict of these."""
-    if isinstance(value, (tuple, list, dict)):
-        return all(map(is_plain, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (int, float, str, type(None), FunctionType, BuiltinFunctionType))
+    return zlib.crc32(json.dumps(parts, default=name, skipkeys=True).encode())
 
 
 def has_run(folder, identity, resume):
@@ -426,9 +401,7 @@ def parse(argv=None):
         if "identity" not in run:
             raise UserError(f"{args.resume} holds a result only; it cannot be resumed")
         typed = run["config"]
-    config = Config(**typed)
-    check(config)
-    return config, args
+    return Config(**typed), args
 
 
 def main(argv=None, trainer=None):
@@ -441,8 +414,7 @@ def main(argv=None, trainer=None):
     folder = folder.parent if folder.name == "model.pt" else folder
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters, {config.optimizer} {config.matrix_lr:g} and adamw "
-          f"{config.lr:g}{'' if config.model in RATES else ' (as for linrnn)'}, chance "
-          f"{task.chance:.3f}, device {args.device}, "
+          f"{config.lr:g}, chance {task.chance:.3f}, device {args.device}, "
           f"{torch.get_num_threads()} threads, folder {folder}", flush=True)
 
     model, log = (trainer or train)(model.to(args.device), task, config, folder,
