@@ -12,7 +12,6 @@ Next: train.py, which makes the runs that this file reads.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import numpy as np
@@ -56,14 +55,12 @@ def predict(model, inputs, description=None):
     """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T]."""
     tokens = torch.from_numpy(inputs).to(device_of(model))
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
-    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
+    training = model.training
     model.eval()
     bar = tqdm(pieces, desc=description, leave=False, disable=None)
-    try:
-        return torch.cat([model(piece).argmax(-1) for piece in bar]).cpu().numpy()
-    finally:  # also after Ctrl-C in a notebook
-        for module, mode in modes:
-            module.training = mode
+    best = torch.cat([model(piece).argmax(-1) for piece in bar])
+    model.train(training)
+    return best.cpu().numpy()
 
 
 def score(correct):
@@ -205,15 +202,13 @@ def main(argv=None):
     add("--seed", type=int, default=0, help="seed of the test traces (default 0)")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
-    if args.plot and not Path(args.plot).parent.is_dir():
-        raise UserError(f"there is no folder for {args.plot}")
-    if args.plot and not args.plot.endswith((".png", ".pdf", ".svg")):
-        raise UserError(f"a figure is a .png, .pdf or .svg; got {args.plot}")
+    figure = Path(args.plot or "x.png")
+    if figure.suffix not in (".png", ".pdf", ".svg") or not figure.parent.is_dir():
+        raise UserError(f"a figure is a .png, .pdf or .svg in a folder; got {args.plot}")
 
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
-        os.environ.pop("MPLBACKEND", None)  # a notebook's own may be missing here
         curriculum = read_run(args.run)["config"]["curriculum"]
         plot(rows, args.plot, args.run, trained=max(length for length, *_ in curriculum))
 
