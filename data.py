@@ -203,16 +203,16 @@ class Group:
     """A finite group of permutations: its degree n counts the points, its order the elements.
 
     Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral. Or any name together with
-    the list of all elements [order, n].
+    some permutations: then the group is what they generate, all their products.
     """
 
-    def __init__(self, name, elements=None):
+    def __init__(self, name, generators=None):
         self.name = name
-        if elements is None:
+        if generators is None:
             self.letter, self.degree, self.order = read_name(name)
         else:
             self.letter = None
-            self.elements = checked_elements(name, elements)
+            self.elements = closure(name, generators)
             self.order, self.degree = self.elements.shape
         if self.degree > 26:
             raise UserError(f"variables are the letters a to z, but {name} needs {self.degree}")
@@ -266,23 +266,23 @@ def read_name(name):
     return letter, n, orders[letter]
 
 
-def checked_elements(name, elements):
-    """The elements in lexicographic order.  Raises: UserError if they are no transitive group."""
-    elements = np.asarray(elements)
-    points = np.arange(elements.shape[-1])
-    if (elements.ndim != 2 or elements.dtype.kind not in "iu"
-            or (np.sort(elements) != points).any()):
-        raise UserError(f"group {name}: each element must list the positions 0, 1, ... in some "
-                        f"order; got {str(elements.tolist())[:40]}")
+def closure(name, generators):
+    """All products, in lexicographic order.  Raises: UserError if they are no transitive group."""
+    generators = np.asarray(generators)
+    points = np.arange(generators.shape[-1])
+    if (generators.ndim != 2 or generators.dtype.kind not in "iu"
+            or (np.sort(generators) != points).any()):
+        raise UserError(f"group {name}: each permutation must list the positions 0, 1, ... in some "
+                        f"order; got {str(generators.tolist())[:40]}")
 
-    elements = np.unique(elements, axis=0)
-    listed = {*map(tuple, elements.tolist())}
-    for g in elements:
-        if not listed.issuperset(map(tuple, elements[:, g].tolist())):  # first any, then g
-            raise UserError(f"group {name}: list all elements, and not only generators")
-    if len({*elements[:, 0]}) < len(points):
+    generators = generators.tolist()
+    elements = new = {tuple(points.tolist())}
+    while new:
+        new = {tuple(g[i] for i in h) for g in new for h in generators} - elements
+        elements = elements | new
+    if len({g[0] for g in elements}) < len(points):
         raise UserError(f"group {name} is not transitive: a never gets some of the values")
-    return elements
+    return np.array(sorted(elements))
 
 
 def is_odd(perms):

@@ -61,25 +61,24 @@ POWERS = [np.arange(8), I, I[I], I[I][I]]
 Q8 = [g.tolist() for g in (*POWERS, *[power[J] for power in POWERS])]
 
 
-def test_a_list_of_elements_makes_a_group_in_any_order_and_with_duplicates():
-    group = Group("Q8", [*reversed(Q8), *Q8])
+@pytest.mark.parametrize("generators", [[I, J], [*reversed(Q8), *Q8], Q8[1:7]])
+def test_permutations_make_the_group_of_their_products(generators):
+    group = Group("Q8", generators)
     assert (group.order, group.degree, group.chance) == (8, 8, 1 / 8)
     assert group.elements.tolist() == sorted(Q8)
     assert {*map(tuple, group.draw((300,), default_rng(0)))} == {*map(tuple, Q8)}
 
 
-@pytest.mark.parametrize("elements, words", [
-    (Q8[:7], "all elements"), (sorted(Q8)[1:], "all elements"), ([], "list the positions"),
+@pytest.mark.parametrize("generators, words", [
+    ([], "list the positions"),
     ([[0.0, 1.0], [1.0, 0.0]], "list the positions"), ([[0, 0], [1, 1]], "list the positions"),
     ([[0, -1], [-1, 0]], "list the positions"),
     ([[1, 2, 3], [2, 3, 1], [3, 1, 2]], "positions 0, 1, ... in some order; got"),
-    # The rotations of a square, and all of them after one swap: they are closed under rotations.
-    ([np.roll(g, s) for g in ([0, 1, 2, 3], [0, 1, 3, 2]) for s in range(4)], "all elements"),
-    ([np.roll(range(27), s) for s in range(27)], "letters"),
+    ([np.roll(range(27), 1)], "letters"),
     ([[0, 1, 2], [1, 0, 2]], "not transitive"), ([[0, 1, 2], [0, 2, 1]], "not transitive")])
-def test_a_list_that_is_not_all_of_a_transitive_group_is_refused(elements, words):
+def test_permutations_that_make_no_transitive_group_are_refused(generators, words):
     with pytest.raises(UserError, match=words):
-        Group("mine", elements)
+        Group("mine", generators)
 
 
 @pytest.mark.parametrize("name", "S5x,xS5,S27,D27,S,S05,S0,A2,D2,Z1,S1,s5,S5 ,".split(","))
@@ -191,8 +190,8 @@ def test_all_swaps_are_equally_likely_and_written_in_order():
 @pytest.mark.parametrize("name, commands, words", [
     *[(name, "swap", "S<n>") for name in ("A4", "Z3", "D4")], ("S5", "swaps", "full or swap")])
 def test_a_task_that_cannot_be_drawn_is_refused(name, commands, words):
-    """Swaps need S<n>, by its name or by its elements."""
-    ReplTask(Group("mine", Group("S4").elements), "swap")
+    """Swaps need S<n>, by its name or by generators."""
+    ReplTask(Group("mine", [[1, 2, 3, 0], [1, 0, 2, 3]]), "swap")
     with pytest.raises(UserError, match=words):
         ReplTask(Group(name), commands)
 
