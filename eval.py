@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from data import Group, ReplTask, UserError, generator, make_parser, run_cli, stages
 from models import MODELS
@@ -29,9 +28,8 @@ TOKENS_AT_ONCE = 2**17  # in one forward pass; this bounds the memory
 
 def evaluate_and_print(model, task, lengths=LENGTHS, traces=256, seed=0):
     """The table described above, printed and returned: a dict for each (length, spacing)."""
-    rows = [evaluate(model, task, length, spacing, traces, seed) for length, spacing in lengths]
-    print_table(rows)
-    return rows
+    return print_table(evaluate(model, task, length, spacing, traces, seed)
+                       for length, spacing in lengths)
 
 
 def evaluate(model, task, length, spacing, traces=256, seed=0):
@@ -44,21 +42,20 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     # The traces depend on these numbers only, so every model reads the same ones.
     rng = generator(seed, "test", length, spacing)
     batch = task.test_batch(traces, length, spacing, rng)
-    correct = predict(model, batch.inputs, f"({length},{spacing})") == batch.targets
+    correct = predict(model, batch.inputs) == batch.targets
     # Row by row: stack refuses traces with different numbers of reveals.
     correct = np.stack([row[mask] for row, mask in zip(correct, batch.reveals.astype(bool))])
     return {"length": length, "spacing": spacing, "chance": task.chance} | score(correct)
 
 
 @torch.no_grad()
-def predict(model, inputs, description=None):
+def predict(model, inputs):
     """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T]."""
     tokens = torch.from_numpy(inputs).to(device_of(model))
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
     training = model.training
     model.eval()
-    bar = tqdm(pieces, desc=description, leave=False, disable=None)
-    best = torch.cat([model(piece).argmax(-1) for piece in bar])
+    best = torch.cat([model(piece).argmax(-1) for piece in pieces])
     model.train(training)
     return best.cpu().numpy()
 
@@ -85,10 +82,17 @@ def wilson(hits, total, z=1.96):
 
 
 def print_table(rows):
-    """Print two lines per row: the columns, then the accuracy along the trace."""
+    """Print each row as soon as it is there, and return them all: a list.
+
+    A row has two lines: the columns, then the accuracy along the trace.
+    """
     columns = ("chance", "all", "final", "perfect")
-    print("\n     (L,S)" + "".join(f"{name:>9}" for name in columns) + "   95% of perfect")
+    printed = []
     for row in rows:
+        if not printed:
+            names = "".join(f"{name:>9}" for name in columns)
+            print(f"\n     (L,S){names}   95% of perfect")
+        printed.append(row)
         name = f"({row['length']},{row['spacing']})"
         print(f"{name:>10}" + "".join(f"{row[column]:9.4f}" for column in columns)
               + f"   {row['perfect_low']:.4f}-{row['perfect_high']:.4f}")
@@ -96,7 +100,8 @@ def print_table(rows):
         # At most eight positions, evenly spaced: where along the trace is the state lost?
         by_position = row["by_position"]
         shown = by_position[::-(-len(by_position) // 8)]
-        print("  along it" + "".join(f"{accuracy:9.4f}" for accuracy in shown))
+        print("  along it" + "".join(f"{accuracy:9.4f}" for accuracy in shown), flush=True)
+    return printed
 
 
 def plot(rows, path, title, trained):

@@ -294,7 +294,7 @@ def main(argv=None):
     model = train_exact(**vars(parser.parse_args(argv)))
     print("Proved (see certify): {moves} moves, {writes:,} writes, {answers} answers, by a margin "
           "of {margin:.1f}.".format(**certify(model)))
-    print_table([evaluate_stream(model, model.task, *test, traces=4) for test in TESTS[::2]])
+    print_table(evaluate_stream(model, model.task, *test, traces=4) for test in TESTS[::2])
 
 
 if __name__ == "__main__":
