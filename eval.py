@@ -26,17 +26,29 @@ TOKENS_AT_ONCE = 2**17  # in one forward pass; this bounds the memory
 
 # --- 1. The table ---------------------------------------------------------------------------------
 
+@torch.no_grad()
+def predict(model, inputs):
+    """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T].
+
+    model: any module, tokens [B, T] -> logits [B, T, vocabulary].
+    """
+    tokens = torch.from_numpy(inputs).to(device_of(model))
+    pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
+    training = model.training
+    model.eval()
+    best = torch.cat([model(piece).argmax(-1) for piece in pieces])
+    model.train(training)
+    return best.cpu().numpy()
+
+
 def evaluate_and_print(model, task, lengths=LENGTHS, traces=256, seed=0):
     """The table described above, printed and returned: a dict for each (length, spacing)."""
     return print_table(evaluate(model, task, length, spacing, traces, seed)
                        for length, spacing in lengths)
 
 
-def evaluate(model, task, length, spacing, traces=256, seed=0):
-    """One row of the table.
-
-    model: any module, tokens [B, T] -> logits [B, T, vocabulary]. task: see data.py.
-    """
+def evaluate(model, task, length, spacing, traces=256, seed=0, predict=predict):
+    """One row of the table.  task: see data.py.  predict: how the model reads the traces."""
     if traces < 1 or seed < 0:
         raise UserError(f"traces must be at least 1, and seed at least 0; got {traces} and {seed}")
     # The traces depend on these numbers only, so every model reads the same ones.
@@ -46,18 +58,6 @@ def evaluate(model, task, length, spacing, traces=256, seed=0):
     # Row by row: stack refuses traces with different numbers of reveals.
     correct = np.stack([row[mask] for row, mask in zip(correct, batch.reveals.astype(bool))])
     return {"length": length, "spacing": spacing, "chance": task.chance} | score(correct)
-
-
-@torch.no_grad()
-def predict(model, inputs):
-    """The most likely token of the whole vocabulary at each position: inputs [B, T] -> [B, T]."""
-    tokens = torch.from_numpy(inputs).to(device_of(model))
-    pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
-    training = model.training
-    model.eval()
-    best = torch.cat([model(piece).argmax(-1) for piece in pieces])
-    model.train(training)
-    return best.cpu().numpy()
 
 
 def score(correct):

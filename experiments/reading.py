@@ -1,12 +1,13 @@
 """What chapters need to read with a model: text by text, command by command, or a long trace."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
-from data import generator
-from eval import device_of, score
+from eval import device_of, evaluate
 
-TOKENS_AT_ONCE = 1024  # of each trace, in evaluate_stream
+TOKENS_AT_ONCE = 1024  # of each trace, in predict_stream
 
 
 @torch.no_grad()
@@ -43,14 +44,14 @@ def answers_correctly(model, task, state, values):
 
 
 @torch.no_grad()
-def evaluate_stream(reader, task, length, spacing, traces, seed=0):
-    """A row of eval.py for long traces. All are read side by side, in pieces."""
-    rng = generator(seed, "test", length, spacing)
-    inputs, targets, reveals = task.test_batch(traces, length, spacing, rng)
+def predict_stream(reader, inputs):
+    """eval.predict for long traces. All are read side by side, in pieces."""
     predictions = []
     state = None
     for piece in torch.from_numpy(inputs).split(TOKENS_AT_ONCE, 1):
         logits, state = reader.stream(piece, state)
         predictions.append(logits.argmax(-1))
-    correct = (torch.cat(predictions, 1).numpy() == targets)[reveals].reshape(traces, -1)
-    return {"length": length, "spacing": spacing, "chance": task.chance} | score(correct)
+    return torch.cat(predictions, 1).numpy()
+
+
+evaluate_stream = partial(evaluate, predict=predict_stream)  # a row of eval.py for long traces
