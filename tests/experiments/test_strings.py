@@ -26,16 +26,13 @@ def drawn(task, batch=40):
 
 @pytest.mark.parametrize("lexer, reveal", KINDS)
 def test_a_trace_is_a_real_session_and_what_counts_is_what_it_prints(lexer, reveal):
-    """The tokens of reveal k are its k-th output, and all lexers read the same programs."""
+    """The tokens of reveal k are its k-th output."""
     task = StringTask(lexer, reveal)
     batch, texts = drawn(task)
     for text, targets, numbers in zip(texts, batch.targets, batch.numbers):
         assert session(typed_lines(text)) == text
         printed = [line for line in text.splitlines() if not line.startswith(">>> ")]
         assert printed == [task.decode(targets[numbers == k]) for k in (1, 2, 3)]
-    others = drawn(StringTask("letters", reveal))[1]
-    without_marks = str.maketrans("", "", "[', ]")  # what a list has more
-    assert "".join(texts).translate(without_marks) == "".join(others).translate(without_marks)
 
 
 @pytest.mark.parametrize("lexer", SIZES)
