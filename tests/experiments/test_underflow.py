@@ -31,15 +31,6 @@ def test_the_papers_joint_example():
     assert torch.equal(found, torch.stack([h, A @ h, Z @ A @ h])[:, lexicographic])
 
 
-def test_marginals_are_stable_if_both_variables_of_a_coin_are_revealed_in_turn():
-    """Also in float16: each reveal restores the row that the one before it halved."""
-    H = torch.eye(3, dtype=torch.float16)
-    for t in range(100):
-        H = underflow.cycle(H, 1 + t % 2)
-        assert H.diagonal().tolist() in ([1, 1, 0.5], [1, 0.5, 1])
-        assert torch.count_nonzero(H) == 3
-
-
 def test_the_rescaled_scan_is_the_filter():
     """On a random automaton whose symbols exclude one state or none, then move."""
     rng = np.random.default_rng(6)
