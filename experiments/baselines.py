@@ -188,11 +188,6 @@ def run_spacings(setting, folder):
     return summary(model, log) | {"results": evaluate_all(model, task, [stage])}
 
 
-def until_passed(row):
-    """A column: million tokens read until eight commands were passed."""
-    return f"{row['left'][0] / 1e6:.1f}" if row["left"] else ">12"
-
-
 # --- 5. The studies and their tables --------------------------------------------------------------
 
 TOKENS = Study("baselines", [
@@ -252,10 +247,10 @@ def show():
           | {"end": COST["million tokens"]} | tested)
 
     table("How rare may reveals be? Eight commands of S3 from the first step on, with a reveal\n"
-          "after every one, two or four of them, until three batches in a row reach 97%. Million\n"
-          "tokens read by then, or >12 where a run stopped; a number for each seed",
-          rows_of(SPACINGS), ["commands", "model", "spacing"], {"tokens": until_passed},
-          spread=lambda texts, _: " ".join(texts))
+          "after every one, two or four of them. Runs in which three batches in a row reach 97%\n"
+          "within 12 million tokens, and million tokens read by then",
+          rows_of(SPACINGS), ["commands", "model", "spacing"],
+          {"learned": lambda row: bool(row["left"]), "million tokens": passed(0)})
 
 
 # --- 6. The pictures ------------------------------------------------------------------------------

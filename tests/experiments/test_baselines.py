@@ -86,10 +86,3 @@ def test_one_batch_in_five_shows_an_earlier_stage_and_does_not_count_for_passing
 def test_a_run_stops_after_45_million_tokens_of_a_stage_or_160_in_all(stage, ends, millions, stops):
     now = Progress(stage=stage, tokens=millions * 10**6, stage_ends=[end * 10**6 for end in ends])
     assert baselines.out_of_tokens(None, None, now) == stops
-
-
-# --- Rare reveals ---------------------------------------------------------------------------------
-
-def test_a_run_says_when_eight_commands_were_passed():
-    assert baselines.until_passed({"left": [1.26e6]}) == "1.3"
-    assert baselines.until_passed({"left": []}) == ">12"
