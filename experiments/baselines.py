@@ -11,17 +11,15 @@ after 16. A Transformer of two layers and an LSTM are at chance after 4.
 That is a price, not a limit. From 45 million tokens, beta <= 1 gets 92 to 93% after 8 commands and,
 on one of three seeds, 45% after 16; one Transformer of four layers gets 99% after 4. If training
 begins with swaps, one of three LSTMs passes all stages, after 84 million tokens; DeltaNet needs 2
-to 6, and beta <= 1 stays at chance after 16. By the paper's recipe our DeltaNet stays at chance.
-
-How rare may reveals be? If one follows only every 4th of eight commands of S3, DeltaNet learns in 3
-of 6 runs; Transformer and LSTM learn in none of 12.
+to 6, and beta <= 1 stays at chance after 16. By the paper's recipe our DeltaNet stays at chance. If
+reveals follow only every 4th of eight commands of S3, DeltaNet learns in 3 of 6 runs; Transformer
+and LSTM learn in none of 12.
 
     python -m experiments.baselines [--run]    # --run: at most an hour per missing run
 
 Source: Siems et al. 2026 (arXiv 2602.14814), section 4.1 and appendix A.1. Figure 4: DeltaNet[-1,1]
-(beta <= 2), DeltaNet[0,1] (beta <= 1), Transformer, 265 million parameters each, at (128,16).
-Figure 3: Qwen3-0.6B-Base, fine-tuned on 64 commands of S5 with reveals after every 1 to 4. Ours:
-the LSTM, the swap curriculum, the test by first reveals, and random parameters for rare reveals.
+(beta <= 2), DeltaNet[0,1] (beta <= 1) and a Transformer, at (128,16). Figure 3: Qwen3-0.6B-Base on
+64 commands of S5, with reveals after every 1 to 4. Ours: the LSTM and the swap curriculum.
 Next: inside.py.
 """
 
@@ -41,21 +39,15 @@ from train import Config, lr_scale, train
 MODELS = {"linrnn": LinRNN, "linrnn-beta1": partial(LinRNN, beta_max=1.0),
           "transformer": Transformer, "transformer-4": partial(Transformer, layers=4), "lstm": LSTM}
 
-FIVE, THREE = range(70, 75), range(70, 73)
+STAGES = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
+
+
+def first_reveals(model, task):
+    """The test of all recipes on S5."""
+    return evaluate_all(model, task, [*STAGES, (128, 16)], traces=768, by_position=True)
 
 
 # --- 1. The same tokens ---------------------------------------------------------------------------
-
-STAGES = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
-TESTS = [*STAGES, (128, 16)]
-
-SETTINGS = [
-    *grid(model=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15], seed=FIVE),
-    *grid(model=["transformer-4"], millions=[15], seed=THREE),
-    # Three times the tokens, for the models that were still learning.
-    *grid(model=["linrnn-beta1"], millions=[45], seed=THREE),
-    *grid(model=["transformer", "transformer-4", "lstm"], millions=[45], seed=[70])]
-
 
 def run(setting, folder):
     """Train on all six stages at once, until so many million tokens are read.
@@ -83,9 +75,7 @@ def draw_any_stage(task, config, now, rng, budget):
     weights = np.array([1 / length for length, _ in STAGES])
     length, spacing = STAGES[rng.choice(len(STAGES), p=weights / weights.sum())]
     shape = (config.batch, length)
-
-    # The recorded runs drew uniform commands even where sparse ones replace them.
-    commands = draw_commands(task.group, "full", shape, rng)
+    commands = draw_commands(task.group, "full", shape, rng)  # at spacing 1, only for old records
     if spacing == 1:
         commands = draw_sparse_commands(task.group, shape, rng)
     batch = with_reveals(task, commands, spacing, rng)
@@ -97,25 +87,18 @@ def cosine(config, now, budget):
     return lr_scale(config, now) * (1 + math.cos(math.pi * now.tokens / budget)) / 2
 
 
-def first_reveals(model, task):
-    """The test of all three recipes on S5."""
-    return evaluate_all(model, task, TESTS, traces=768, by_position=True)
-
-
 # --- 2. The paper's recipe ------------------------------------------------------------------------
-
-# 15,000 traces a stage, in batches of 3 times 12. Four stages are 30 million tokens.
-PAPER_STAGES = [(8, 1, 417), (16, 2, 417), (32, 4, 417), (64, 8, 417)]
-
 
 def run_paper(setting, folder):
     """Appendix A.1 with our small model: AdamW and the next-token loss alone, in float32.
 
-    No trace repeats commands, no batch is dense, reveals have no extra weight, nothing is averaged.
+    15,000 traces a stage, in batches of 3 times 12: four stages are 30 million tokens. No trace
+    repeats commands, no batch is dense, reveals have no extra weight, nothing is averaged.
     """
     task = ReplTask(Group("S5"), repeat_fraction=0.0)
-    config = Config(curriculum=PAPER_STAGES, batch=36, optimizer="adamw", matrix_lr=5e-4, lr=5e-4,
-                    dense_fraction=0.0, reveal_weight=0.0, average=False, seed=setting["seed"])
+    config = Config(curriculum=[(L, S, 417) for L, S in STAGES[2:]], batch=36, warmup=83,
+                    optimizer="adamw", matrix_lr=5e-4, lr=5e-4, dense_fraction=0.0,
+                    reveal_weight=0.0, average=False, seed=setting["seed"])
     model, log = train(LinRNN(len(task.vocab)), task, config, folder, resume=True,
                        lr_scale=paper_lr_scale)
     return summary(model, log) | {"results": first_reveals(model, task)}
@@ -123,11 +106,8 @@ def run_paper(setting, folder):
 
 def paper_lr_scale(config, now):
     """Learning rates that warm up over 5% of the steps, and decay along a cosine to a fifth."""
-    total = sum(steps for _, _, steps in config.curriculum)
-    warmup = round(0.05 * total)
-    if now.step < warmup:
-        return (now.step + 1) / warmup
-    return 0.6 + 0.4 * math.cos(math.pi * (now.step - warmup) / (total - warmup))
+    decayed = max(0, now.step - config.warmup) / (4 * 417 - config.warmup)
+    return lr_scale(config, now) * (0.6 + 0.4 * math.cos(math.pi * decayed))
 
 
 # --- 3. The swap curriculum -----------------------------------------------------------------------
@@ -139,27 +119,20 @@ SWAP_STAGES = [(2, 1, 0), (4, 1, 0), (8, 1, 0), (8, 2, 0),
                (64, 8, 64)]  # the last one for final_steps, with learning rates that decay to 0
 
 
-class Swap(list):
-    """A command in its short form: `a, c = c, a`."""
+SHORT = ReplTask(Group("S5"), "swap")
 
 
 class MixedTask(ReplTask):
-    """Full commands and Swaps in one trace. Tests have full commands, as in every ReplTask."""
-
-    def __init__(self, group):
-        super().__init__(group)
-        self.swaps = ReplTask(group, "swap")
+    """Lists are full commands, and tuples swaps in their short form."""
 
     def command_line(self, g):
-        if isinstance(g, Swap):
-            return self.swaps.command_line(g)
-        return super().command_line(g)
+        return SHORT.command_line(g) if isinstance(g, tuple) else super().command_line(g)
 
 
-def draw_swaps(task, config, now, rng, earlier=0.2):
-    """A batch of the stage; a fraction `earlier` of them show an earlier one, and do not count."""
+def draw_swaps(task, config, now, rng):
+    """A batch of the stage; one in five shows an earlier one, and does not count."""
     stage = now.stage
-    if stage and rng.random() < earlier:
+    if stage and rng.random() < 0.2:
         stage = rng.integers(stage)
     length, spacing, full = SWAP_STAGES[stage]
     shape = (config.batch, length)
@@ -171,16 +144,11 @@ def draw_swaps(task, config, now, rng, earlier=0.2):
     commands[is_sparse] = draw_sparse_commands(task.group, shape, rng)[is_sparse]
     swaps = draw_commands(task.group, "swap", shape, rng)
     commands = np.where(is_full[:, None], commands, swaps)
-    asked = rng.integers(task.group.degree, size=(config.batch, length // spacing))
 
-    traces = [[g if full else Swap(g) for g, full in zip(trace, is_full)]
+    traces = [[g if full else tuple(g) for g, full in zip(trace, is_full)]
               for trace in commands.tolist()]
+    asked = rng.integers(task.group.degree, size=(config.batch, length // spacing))
     return task.batch_of(map(task.trace, traces, asked.tolist())), stage == now.stage
-
-
-def decaying_late(config, now, late=1.0):
-    """Learning rates that decay over the last stage. late: their scale after the first 8 stages."""
-    return decaying(config, now) * (late if now.stage >= 8 else 1)
 
 
 def out_of_tokens(model, config, now):
@@ -192,25 +160,21 @@ def out_of_tokens(model, config, now):
 
 def run_swaps(setting, folder):
     name = setting["model"]
-    lrs, scale = rates(name, ALL_STAGES), decaying_late
-    if name == "lstm":  # with these learning rates it was first seen to learn
+    lrs, late = rates(name, ALL_STAGES), 1
+    if name == "lstm":  # with these learning rates, lower after (8,1)+8, it was first seen to learn
         lrs |= {"matrix_lr": 2.5e-3, "lr": 2.5e-3}
-        scale = partial(decaying_late, late=0.4)
+        late = 0.4
     config = Config(curriculum=[(L, S) for L, S, _ in SWAP_STAGES], batch=32, pass_accuracy=0.95,
                     pass_patience=4, final_steps=300, reveal_weight=5.0, average=False,
                     seed=setting["seed"], **lrs)
     task = MixedTask(Group("S5"))
     model, log = train(MODELS[name](len(task.vocab)), task, config, folder, resume=True,
-                       draw=draw_swaps, lr_scale=scale, gives_up=out_of_tokens)
+                       draw=draw_swaps, gives_up=out_of_tokens, lr_scale=lambda config, now:
+                       decaying(config, now) * (late if now.stage >= 8 else 1))
     return summary(model, log) | {"results": first_reveals(model, task)}
 
 
 # --- 4. How rare may reveals be? ------------------------------------------------------------------
-
-SPACINGS = [1, 2, 4]
-SPACING_SETTINGS = grid(commands=["swap", "full"], model=["linrnn", "transformer", "lstm"],
-                        spacing=SPACINGS, seed=range(275, 278))
-
 
 def run_spacings(setting, folder):
     """Eight commands of S3 from the first step on, and 100 more steps once they are passed."""
@@ -224,60 +188,33 @@ def run_spacings(setting, folder):
     return summary(model, log) | {"results": evaluate_all(model, task, [stage])}
 
 
-STUDIES = [Study("baselines", SETTINGS, run),
-           Study("baselines_paper", grid(seed=range(310, 313)), run_paper),
-           Study("baselines_swaps", grid(model=["linrnn", "linrnn-beta1", "lstm"],
-                                         seed=range(230, 233)), run_swaps),
-           Study("baselines_spacings", SPACING_SETTINGS, run_spacings)]
+# --- 5. The studies and their tables --------------------------------------------------------------
+
+TOKENS = Study("baselines", [
+    *grid(model=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15],
+          seed=range(70, 75)),
+    *grid(model=["transformer-4"], millions=[15], seed=range(70, 73)),
+    # Three times the tokens, for the models that were still learning.
+    *grid(model=["linrnn-beta1"], millions=[45], seed=range(70, 73)),
+    *grid(model=["transformer", "transformer-4", "lstm"], millions=[45], seed=[70])], run)
+PAPER = Study("baselines_paper", grid(seed=range(310, 313)), run_paper)
+SWAPS = Study("baselines_swaps", grid(model=["linrnn", "linrnn-beta1", "lstm"],
+                                      seed=range(230, 233)), run_swaps)
+SPACINGS = Study("baselines_spacings", grid(
+    commands=["swap", "full"], model=["linrnn", "transformer", "lstm"], spacing=[1, 2, 4],
+    seed=range(275, 278)), run_spacings)
+STUDIES = [TOKENS, PAPER, SWAPS, SPACINGS]
 
 
-# --- 5. The tables --------------------------------------------------------------------------------
-
-def show():
-    rows = sorted(by_model(records("baselines")), key=lambda row: row["millions"])
-    rows += [row | {"model": "DeltaNet, the paper's recipe", "millions": 30}
-             for row in records("baselines_paper")]
-    table("The same tokens: traces of all lengths from (2,1) to (64,8) in batches of 16, warm-up,\n"
-          "cosine decay, averaging over the last tenth. (The paper's recipe: its appendix A.1.)\n"
-          "Accuracy in % at the first reveal of a trace, after 2 to 16 commands, and at all\n"
-          "reveals of (128,16), min-max over the seeds; chance is 20",
-          rows, ["model", "millions"],
-          {"seeds": lambda row: row["seed"]} | TESTED | {"parameters": COST["parameters"]})
-
-    table("The swap curriculum: a stage (L,S)+k has k full commands a trace, and swaps elsewhere.\n"
-          "Million tokens when a stage was passed, or the run stopped (after 160, or after 45 in\n"
-          "one stage); accuracy as above. Only the LSTM's learning rates fall, after (8,1)+8",
-          by_model(records("baselines_swaps")), ["model", "seed"],
-          {name_of(stage): passed(stage) for stage in (2, 3, 7, 11, 12)}
-          | {"end": COST["million tokens"], "stopped in": stopped_in} | TESTED)
-
-    table("How rare may reveals be? Eight commands of S3 from the first step on, with a reveal\n"
-          "after every S of them, until three batches in a row reach 97%. Million tokens read by\n"
-          "then, or >12 where a run stopped; a number for each seed",
-          by_model(records("baselines_spacings")), ["commands", "model"],
-          {f"S = {S}": partial(until_passed, spacing=S) for S in SPACINGS},
-          spread=lambda texts, _: " ".join(texts))
-
-
-def until_passed(row, spacing):
-    """Million tokens read until eight commands with this spacing were passed."""
-    if row["spacing"] == spacing:
-        return f"{row['left'][0] / 1e6:.1f}" if row["left"] else ">12"
-
-
-def by_model(rows):
-    return sorted(rows, key=lambda row: [*MODELS].index(row["model"]))
+def rows_of(study):
+    """Its records, in the order of its settings."""
+    return [row for setting in study.settings for row in records(study.name, **setting)]
 
 
 def first_reveal(row, spacing):
     """Accuracy at the first reveal of the traces with this spacing, in whole %; 100 is all."""
     accuracy = at(row, length=8 * spacing, spacing=spacing)["by_position"][0]
-    return round(100 * accuracy) if accuracy == 1 else min(round(100 * accuracy), 99)
-
-
-TESTED = {"after 2": partial(first_reveal, spacing=2), "4": partial(first_reveal, spacing=4),
-          "8": partial(first_reveal, spacing=8), "16": partial(first_reveal, spacing=16),
-          "(128,16)": percent(128)}
+    return min(round(100 * accuracy), 99 + (accuracy == 1))
 
 
 def name_of(stage):
@@ -290,10 +227,30 @@ def passed(stage):
     return lambda row: row["left"][stage] / 1e6 if stage < len(row["left"]) else None
 
 
-def stopped_in(row):
-    """A column: the stage that a run did not pass."""
-    stage = len(row["left"])
-    return name_of(stage) if stage < len(SWAP_STAGES) - 1 else None
+def show():
+    tested = {str(S): partial(first_reveal, spacing=S) for S in (2, 4, 8, 16)}
+    tested |= {"(128,16)": percent(128)}
+    paper = [row | {"model": "DeltaNet, the paper's recipe", "millions": 30}
+             for row in rows_of(PAPER)]
+    table("The same tokens: traces of all lengths from (2,1) to (64,8) in batches of 16, warm-up,\n"
+          "cosine decay, averaging over the last tenth. (The paper's recipe: its appendix A.1.)\n"
+          "Accuracy in % at the first reveal of a trace, after 2 to 16 commands, and at all\n"
+          "reveals of (128,16), min-max over the seeds; chance is 20",
+          rows_of(TOKENS) + paper, ["model", "millions"],
+          {"seeds": lambda row: row["seed"]} | tested | {"parameters": COST["parameters"]})
+
+    table("The swap curriculum: a stage (L,S)+k has k full commands a trace, and swaps elsewhere.\n"
+          "Million tokens when a stage was passed, or the run stopped (after 160, or after 45 in\n"
+          "one stage); accuracy as above. Only the LSTM's learning rates fall, after (8,1)+8",
+          rows_of(SWAPS), ["model", "seed"],
+          {name_of(stage): passed(stage) for stage in (2, 7, 11, 12)}
+          | {"end": COST["million tokens"]} | tested)
+
+    table("How rare may reveals be? Eight commands of S3 from the first step on, with a reveal\n"
+          "after every one, two or four of them. Runs in which three batches in a row reach 97%\n"
+          "within 12 million tokens, and million tokens read by then",
+          rows_of(SPACINGS), ["commands", "model", "spacing"],
+          {"learned": lambda row: bool(row["left"]), "million tokens": passed(0)})
 
 
 # --- 6. The pictures ------------------------------------------------------------------------------
@@ -321,12 +278,12 @@ def picture_of_swaps():
     figure, ((axes,),) = canvas("Led by swaps, one of three LSTMs passes all stages, after 84 "
                                 "million tokens.\nDeltaNet does so after 2 to 6, and with β ≤ "
                                 "1 it is stopped at 16 or 32 commands")
-    for row in by_model(records("baselines_swaps")):
+    for row in rows_of(SWAPS):
         colour = COLOURS[row["model"]]
         millions = [tokens / 1e6 for tokens in row["left"]]
         name = NAMES[row["model"]] if row["seed"] == 230 else None  # once in the legend
         axes.plot(millions, range(len(millions)), "o-", markersize=4, color=colour, label=name)
-        if stopped_in(row):
+        if len(millions) < len(SWAP_STAGES) - 1:
             axes.plot(row["tokens"] / 1e6, len(millions), "x", color=colour, zorder=3)
     axes.plot([], [], "x", color="black", label="stopped in this stage")
     axes.legend(frameon=False, loc=(0.44, 0.28))

@@ -11,10 +11,6 @@ that a stable belief "appears infeasible" without it. But linearity is wanted fo
 and a scan of pairs (matrix, log-scale) rescales and is just as parallel. It survives 100,000 steps,
 at K times the work of the recurrence or more, for K states.
 
-Marginals have another fault, which the paper does not measure: they lose information even in exact
-arithmetic. On 64 commands of S5, with a reveal after every 4th, they are 0.28 nats from the filter;
-a uniform guess is 1.03 nats from it.
-
     python -m experiments.underflow        5 seconds; trains nothing
 
 Source: Siems et al. 2026 (arXiv 2602.14814), section 5.3, figures 9 and 10, and appendix B.1. The
@@ -22,15 +18,12 @@ rescaled scan is ours.
 Next: adversary.py.
 """
 
-from itertools import product
-
 import numpy as np
 import torch
 
-from data import Group, generator, run_cli
+from data import Group, run_cli
 from experiments import chapter, table
-from experiments.beliefs import LENGTHS, CoinTask, kl_from
-from experiments.groups import compose, index
+from experiments.groups import index
 
 # --- 1. Two linear representations ----------------------------------------------------------------
 #
@@ -47,54 +40,61 @@ from experiments.groups import compose, index
 #     i shows value j:   H <- (I - e_i e_i^T) H (I - e_j e_j^T) + e_i e_j^T                     (3)
 #
 # If g swaps two variables, (1 - p) I + p P_g = I - 2p k k^T: a coin IS a step of the delta rule,
-# with beta = 2p. (3) is not: it also erases a column, which a step from the left cannot do. After
-# (3) rows and columns no longer sum to 1. The decoder repairs that, outside the recurrence.
+# with beta = 2p. (3) is not: it also erases a column, which a step from the left cannot do.
 #
 # A partial reveal cannot write its lost mass back into h: which entries survive depends on h, and a
 # write depends on the token alone (section 5.2.1). Two other writes can. A FULL REVEAL says the
 # whole state c, h <- 0 h + c; if such reveals come often enough, (1) is stable. The GATED RESET of
-# appendix B.1 writes a uniform belief, and so forgets. (B.1 also says that a noisy identity, p =
-# 0.9, lets the norm decay. What decays is the distance from uniform: the entries still sum to 1.)
+# appendix B.1 writes a uniform belief, and so forgets.
 
-def marginal_predictions(choices):
-    """The prediction of marginals at each reveal, decoded by sinkhorn: [B, L/S, n], float64."""
-    before = []  # each reveal of each trace
-    for commands, asked, probability, values in zip(*choices[:3], choices.revealed()):
-        H = torch.eye(commands.shape[1], dtype=torch.float64)
-        for t in range(len(commands)):
-            H = flip_coin(H, commands[t], probability[t])  # a certain command has p = 1
-            if (t + 1) % choices.spacing == 0:
-                before.append(H)
-                H = show_value(H, asked[t // choices.spacing], values[t // choices.spacing])
-    rows = sinkhorn(torch.stack(before))[range(len(before)), choices.asked.flatten()]
-    return rows.view(*choices.asked.shape, -1).numpy()
+# A = T Z in figure 9, of its only symbol: it reveals that the state is 2 or 3, and then the state
+# leaks to 1 with probability 1/2.
+LEAK = torch.tensor([[0, 0.5, 0.5],
+                     [0, 0.5, 0],
+                     [0, 0, 0.5]])
 
 
-def flip_coin(H, g, p):
-    """The marginals H [n, n] after a command g [n] that is executed with probability p."""
-    return (1 - p) * H + p * H[g]                                                              # (2)
-
-
-def show_value(H, i, j):
-    """The marginals H [n, n] after variable i shows the value j."""
-    H = H.clone()
+def cycle(H, i):
+    """Figure 10: a coin of 1/2 may swap the variables 2 and 3, and then one of them, number i from
+    0, shows its old value.  H [3, 3] -> [3, 3]."""
+    H = (H + H[[0, 2, 1]]) / 2                                                                 # (2)
     H[i] = 0                                                                                   # (3)
-    H[:, j] = 0
-    H[i, j] = 1
+    H[:, i] = 0
+    H[i, i] = 1
     return H
 
 
-def sinkhorn(H):
-    """Divide columns, then rows, by their sums until all sums are 1 (Sinkhorn and Knopp 1967).
+def halvings(dtype):
+    """After how many reveals h (figure 9) and H (figure 10) are 0 where they should not be.
 
-    At most 1,000 times: if H has zeros, a sum may then still be off by .002.
+    In both figures a number is halved at each reveal, while the true belief stays the same.
     """
-    for _ in range(1000):
-        H = H / H.sum(-2, keepdim=True)
-        H = H / H.sum(-1, keepdim=True)
-        if (H.sum(-2) - 1).abs().max() < 1e-9:
-            break
-    return H
+    h = torch.tensor([0, 0.5, 0.5], dtype=dtype)
+    joint = 0
+    while h[1] > 0:
+        h = LEAK.to(dtype) @ h                                                                 # (1)
+        joint += 1
+
+    H = torch.eye(3, dtype=dtype)
+    marginals = 0
+    while H[2, 2] > 0:
+        H = cycle(H, 1)
+        marginals += 1
+    return joint, marginals
+
+
+def joint_example():
+    """The joint example of appendix B.1: a name, and h over the elements of S3, after each step.
+
+    The matrix printed there swaps values, not positions as its text; from 123 both end alike.
+    """
+    group = Group("S3")
+    identity = torch.eye(6)
+    places = [index(group, group.elements[:, swap]) for swap in ([1, 0, 2], [2, 1, 0])]
+    A = sum(identity[place] for place in places) / 2  # each swap is its own inverse
+    Z = torch.diag(torch.from_numpy(group.elements[:, 0] == 2).float())
+    h = identity[0]
+    return [("the start", h), ("the swap", A @ h), ("the reveal", Z @ A @ h)]
 
 
 # --- 2. The rescaled scan -------------------------------------------------------------------------
@@ -147,19 +147,19 @@ def pair(M_KV, s_K):
 # --- 3. The tables --------------------------------------------------------------------------------
 
 def show():
-    """How the linear representations end."""
+    """How the linear representations end, and that the rescaled one does not."""
     heads = ["format", "figure 9, joint", "figure 10, marginals"]
-    rows = [dict(zip(heads, [str(dtype).removeprefix("torch."), *underflow(dtype)]))
+    rows = [dict(zip(heads, [str(dtype).removeprefix("torch."), *halvings(dtype)]))
             for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)]
     table("The reveal after which a number that each reveal halves is 0", rows, heads, {})
 
-    names = ["".join(str(i + 1) for i in g) for g in S3.elements]
+    names = ["123", "132", "213", "231", "312", "321"]
     rows = [{"after": step} | dict(zip(names, h.tolist())) for step, h in joint_example()]
     table("Appendix B.1, h: swap 1 with 2, or 1 with 3, with 1/2 each; then position 1 shows 3",
           rows, ["after", *names], {})
 
     H = torch.eye(3, dtype=torch.float16)
-    least = min((H := in_turn(H, cycle)).diagonal().min().item() for cycle in range(10_000))
+    least = min((H := cycle(H, 1 + t % 2)).diagonal().min().item() for t in range(10_000))
     print("\nFigure 10 in float16, with 2 and 3 revealed in turn: in 10,000 reveals no true value\n"
           f"falls below {least}, since each reveal restores the row that the last one halved")
 
@@ -169,66 +169,6 @@ def show():
     print(f"\nThe rescaled scan, float32, {steps:,} steps of figure 9\n\n"
           f"log |h| {log_norm[-1]:.3f}, exactly {exact:.3f}\n"
           f"belief {beliefs[-1].tolist()}, exactly [0.5, 0.25, 0.25]")
-
-    heads = ["group", "(L,S)", "marginals", "a uniform guess"]
-    rows = []
-    for group, (length, spacing) in product(("S3", "S5"), LENGTHS):
-        task = CoinTask(Group(group))
-        choices = task.draw(16, length, spacing, generator(0, "test", length, spacing))
-        best = task.batch_of_choices(choices).best
-        nats = [f"{kl_from(best, predicted).mean():.3f}"
-                for predicted in (marginal_predictions(choices), 1 / task.group.degree)]
-        rows.append(dict(zip(heads, [group, f"({length},{spacing})", *nats])))
-    table("Nats from the filter in float64, a quarter of the commands uncertain", rows, heads, {})
-
-
-# A = T Z in figure 9, of its only symbol: it reveals that the state is 2 or 3, and then the state
-# leaks to 1 with probability 1/2.
-LEAK = torch.tensor([[0, 0.5, 0.5],
-                     [0, 0.5, 0],
-                     [0, 0, 0.5]])
-
-
-def underflow(dtype):
-    """After how many reveals h (figure 9) and H (figure 10) are 0 where they should not be.
-
-    Figure 10: a coin of 1/2 may swap the variables 2 and 3, and then 2 shows its old value. In both
-    figures a number is halved at each reveal, while the true belief stays the same.
-    """
-    h = torch.tensor([0, 0.5, 0.5], dtype=dtype)
-    joint = 0
-    while h[1] > 0:
-        h = LEAK.to(dtype) @ h                                                                 # (1)
-        joint += 1
-
-    H = torch.eye(3, dtype=dtype)
-    marginals = 0
-    while H[2, 2] > 0:
-        H = show_value(flip_coin(H, [0, 2, 1], 0.5), 1, 1)
-        marginals += 1
-    return joint, marginals
-
-
-S3 = Group("S3")
-
-
-def joint_example():
-    """The joint example of appendix B.1: a name, and h over the elements of S3, after each step.
-
-    The matrix printed there swaps values, not positions as its text; from 123 both end alike.
-    """
-    identity = torch.eye(6)
-    places = [index(S3, compose(S3.elements, swap)) for swap in ([1, 0, 2], [2, 1, 0])]
-    A = sum(identity[place] for place in places) / 2  # each swap is its own inverse
-    Z = torch.diag(torch.from_numpy(S3.elements[:, 0] == 2).float())
-    h = identity[0]
-    return [("the start", h), ("the swap", A @ h), ("the reveal", Z @ A @ h)]
-
-
-def in_turn(H, cycle):
-    """The stable case (section 5.3): 2 and 3 may have swapped, then 2 or 3 shows its old value."""
-    variable = 1 + cycle % 2
-    return show_value(flip_coin(H, [0, 2, 1], 0.5), variable, variable)
 
 
 def main(argv=None):

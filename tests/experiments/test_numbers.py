@@ -68,8 +68,7 @@ CLAIMS = [
     lambda: f"answer {span(of('snap', percent(8192), reader='alone'))}% of the reveals",
     lambda: f"{len(of('exact', 'margin'))} of {len(records('exact'))} networks get this proof",
     lambda: f"know {span([100 * kept for kept in of('snap', 'loop 1', reader='alone')])}%.",
-    lambda: f"a sort for {of('trace', 'commands', function='bubble_sort')[0]} commands",
-    lambda: f"a card trick for {of('trace', 'commands', function='card_trick')[0]}",
+    lambda: f"a sort for {of('trace', 'commands')[0]} commands",
     lambda: "needs {} programs of 16 lines, and state supervision {} (".format(
         *(span(of("supervision", "solved", task="parity", model="linrnn", length=16, training=how))
           for how in ("curriculum", "states, linear")))]
