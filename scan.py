@@ -35,6 +35,8 @@ Run it first: python scan.py. For a first reading, sections 1 to 4 are enough.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
+import zlib
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -429,8 +431,9 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
 # input, so the operators first copy an input that is not contiguous, such as S.mT.
 
 
-# torch knows an operator by its name, for the whole process, so a copy of this file needs another.
-OPERATORS = __name__.replace(".", "_")
+# torch knows an operator by its name, for the whole process. So a copy of this file, which may have
+# the same module name, needs another one: a checksum of its path.
+OPERATORS = f"state_tracking_{zlib.crc32(__file__.encode()):08x}"
 
 
 class ChunkedScan(torch.autograd.Function):
