@@ -35,15 +35,18 @@ class Forgetful(SwapMachine):
 # --- What a model knows ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_a_loop_repeats_its_commands_and_ends_after_just_so_many(length):
-    """Also in the middle of a round. The machine forgets in command 7."""
-    machine = Forgetful("S3", 7)
-    drawn = machine.task.group.draw((20, length), rng(0))
-    for total, known in ((6, True), (7, False)):
-        loops = repeat(drawn, total)
-        assert loops.shape == (20, total, 3) and (loops[:, :length] == drawn).all()
-        assert (loops[:, length:] == loops[:, :-length]).all()
-        assert (correct_after(machine, machine.task, loops) == known).all()
+def test_a_loop_repeats_its_commands_and_ends_in_the_middle_of_a_round(length):
+    drawn = Group("S3").draw((20, length), rng(0))
+    loops = repeat(drawn, 7)
+    assert loops.shape == (20, 7, 3) and (loops[:, :length] == drawn).all()
+    assert (loops[:, length:] == loops[:, :-length]).all()
+
+
+def test_first_values_are_all_triples(monkeypatch):
+    monkeypatch.setattr(drift, "correct_after", lambda model, task, commands, values, state: values)
+    machine = SwapMachine("S3")
+    drawn = drift.first_values(machine, machine.task, Group("S3").draw((240, 4), rng(1)), rng(0))
+    assert len(np.unique(drawn, axis=0)) == 27
 
 
 def test_who_joins_late_guesses_until_reveals_have_told_it_the_values():
