@@ -197,19 +197,19 @@ DRIFTS = {"one command": "loop 1", "loop of ten": "loop 10", "random": "whole",
 
 def show(rows=None):
     """The tables of these records, or else of the study's."""
-    rows = rows or records("drift")
-
     def in_percent(names):
         return {head: lambda row, name=name: 100 * row[name] for head, name in names.items()}
 
+    rows = rows or records("drift")
+    exponents = {"exponents": lambda row: exponent(row["law"]["random"]),
+                 "": lambda row: exponent(row["law"]["repeated"])}
     table("What is read, by what training lacked: random first values, and the value of a\n"
           "literal, 8 commands later; false reveals that are believed; reveals 25 to 48 of a\n"
           "session that is joined late; in % (chance is 20)", rows, ["recipe"], in_percent(READS))
     table("What drifts: values correct after 128 commands without a reveal, one command or a\n"
           "loop of ten; traces with all values correct after 256 random ones; reveals; in %; and\n"
           "the exponents with which errors of random and of repeated commands grow", rows,
-          ["recipe"], in_percent(DRIFTS) | {"exponents": lambda row: exponent(row["law"]["random"]),
-                                            "": lambda row: exponent(row["law"]["repeated"])})
+          ["recipe"], in_percent(DRIFTS) | exponents)
 
 
 def picture():

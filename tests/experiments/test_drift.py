@@ -80,6 +80,7 @@ def test_a_record_says_what_a_model_knows(believes, last, correct, monkeypatch):
         assert found.pop(name) == value
     known = {name for name, accuracy in found.items() if accuracy > 0.97}
     assert known == correct and all(found[name] <= 0.5 for name in found.keys() - known)
+    assert believes or found["literal 8"] == 0  # it is another value than before
 
 
 @pytest.mark.parametrize("recipe, spacing, random_values, literals", [
