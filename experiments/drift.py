@@ -10,9 +10,7 @@ state. But test traces begin with 1, 2, ..., and a model that counts on that nee
 parts of train.py's dense batches make a model read: more reveals, random first values, and
 literals, as in `b = 3`. Without literals a model keeps 32 to 50% of the values that they set, and
 without random first values 66 to 87% of first values. Without more reveals, one of three models
-keeps 28% of the values that literals set. With all three parts a model follows even a session that
-it *joins late*, whose first lines it never sees: of the reveals 25 to 48 it answers at least 99%
-(with any two parts, at least 98).
+keeps 28% of the values that literals set.
 
     python -m experiments.drift [--run]    the tables; --run: four minutes per missing run
     python -m experiments.drift DIR        the same tables for your own run
@@ -29,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from data import ReplTask, generator, run_cli
-from eval import evaluate, make, predict
+from eval import evaluate, make
 from experiments import Study, chapter, grid, records, summary, table
 from experiments.groups import compose, run_commands
 from experiments.inside import fit_image, settled_states
@@ -58,7 +56,6 @@ def measure(model, task):
     before, after = draw(240, 32), draw(240, 8)
     _, found["literal 8"] = told_values(model, task, task.literal_line, before, after, rng)
     found["false reveals"], _ = told_values(model, task, task.reveal_lines, before, after, rng)
-    found["joined late"] = join_late(model, task, draw(256, 48), rng)[24:].mean()
     found["whole"] = correct_after(model, task, draw(96, 256)).all(1).mean()
     for k in (1, 10):
         found[f"loop {k}"] = correct_after(model, task, repeat(draw(120, k), 128)).mean()
@@ -105,16 +102,6 @@ def told_values(model, task, line, before, after, rng):
     moved = compose(told, run_commands(after)[:, -1])  # where commands have brought this value
     return (answers_correctly(model, task, state, values)[told].mean(),
             correct_after(model, task, after, values, state)[moved].mean())
-
-
-def join_late(model, task, commands, rng):
-    """The accuracy at each reveal of sessions without first lines, a reveal after each command."""
-    values = task.group.draw((len(commands),), rng)
-    asked = rng.integers(task.group.degree, size=commands.shape[:2])
-    batch = task.batch_of(task.trace(*each).removeprefix(task.start_lines(each[-1]))
-                          for each in zip(commands.tolist(), asked.tolist(), values.tolist()))
-    correct = (predict(model, batch.inputs) == batch.targets)[batch.reveals]
-    return correct.reshape(asked.shape).mean(0)
 
 
 # --- 2. The law of the errors ---------------------------------------------------------------------
@@ -189,8 +176,7 @@ STUDIES = [Study("drift", SETTINGS, run)]
 
 # --- 4. The tables and the picture ----------------------------------------------------------------
 
-READS = {"first values": "repeats 8", "a literal": "literal 8", "false reveals": "false reveals",
-         "joined late": "joined late"}
+READS = {"first values": "repeats 8", "a literal": "literal 8", "false reveals": "false reveals"}
 DRIFTS = {"one command": "loop 1", "loop of ten": "loop 10", "random": "whole",
           "(128,16)": "(128,16)", "(256,32)": "(256,32)", "(1024,128)": "(1024,128)"}
 
@@ -204,8 +190,8 @@ def show(rows=None):
     exponents = {"exponents": lambda row: exponent(row["law"]["random"]),
                  "": lambda row: exponent(row["law"]["repeated"])}
     table("What is read, by what training lacked: random first values, and the value of a\n"
-          "literal, 8 commands later; false reveals that are believed; reveals 25 to 48 of a\n"
-          "session that is joined late; in % (chance is 20)", rows, ["recipe"], in_percent(READS))
+          "literal, 8 commands later; false reveals that are believed; in % (chance is 20)",
+          rows, ["recipe"], in_percent(READS))
     table("What drifts: values correct after 128 commands without a reveal, one command or a\n"
           "loop of ten; traces with all values correct after 256 random ones; reveals; in %; and\n"
           "the exponents with which errors of random and of repeated commands grow", rows,
