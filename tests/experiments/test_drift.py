@@ -9,7 +9,7 @@ from machine import SwapMachine
 
 from data import Group, ReplTask, generator
 from experiments import drift
-from experiments.drift import Recipe, correct_after, errors, exponent, repeat
+from experiments.drift import correct_after, errors, exponent, repeat
 from experiments.inside import fit_image
 
 def rng(seed):
