@@ -10,12 +10,10 @@ state. But test traces begin with 1, 2, ..., and a model that counts on that nee
 parts of train.py's dense batches make a model read: more reveals, random first values, and
 literals, as in `b = 3`. Without literals a model keeps 32 to 50% of the values that they set, and
 without random first values 66 to 87% of first values. Without more reveals, one of three models
-keeps 28% of the values that literals set. With all three parts a model follows even a session that
-it *joins late*, whose first lines it never sees: of the reveals 25 to 48 it answers at least 99%
-(with any two parts, at least 98).
+keeps 28% of the values that literals set.
 
-    python -m experiments.drift [--run]    the table; --run: four minutes per missing run
-    python -m experiments.drift DIR        the same table for your own run (see DIR --help)
+    python -m experiments.drift [--run]    the tables; --run: four minutes per missing run
+    python -m experiments.drift DIR        the same tables for your own run
 
 Source: ours. (Affine recurrences cannot correct errors: arXiv 2605.07755.)
 Next: snap.py.
@@ -28,54 +26,52 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import ReplTask, draw_commands, generator, run_cli
-from eval import evaluate, make, predict
-from experiments import Study, chapter, grid, min_max, number, records, summary, table
+from data import ReplTask, generator, run_cli
+from eval import evaluate, make
+from experiments import Study, chapter, grid, records, summary, table
 from experiments.groups import compose, run_commands
-from experiments.inside import Untracked, fit_image, read_heads
+from experiments.inside import fit_image, settled_states
 from experiments.plots import BLUE, GREY, RED, canvas, draw_lines, ticks_at
 from experiments.reading import answers_correctly, follow, read
 from train import Config, train
 
 # --- 1. What a model knows ------------------------------------------------------------------------
 
-TESTS = [(64, 8), (128, 1), (128, 16), (256, 1), (256, 32), (512, 64), (1024, 128)]
+TESTS = [(128, 1), (128, 16), (256, 32), (1024, 128)]
 
 
-def measure(model, task, seed=0):
+def measure(model, task):
     """What a record says of a model: fractions of values or reveals that are correct, and the law.
 
-    seed: of the test traces.
+    Raises: UserError if no head of the model tracks the state.
     """
-    rng = generator(seed, "test")
+    rng = generator(0, "test")
 
     def draw(*shape):
-        return draw_commands(task.group, task.commands, shape, rng)
+        return task.group.draw(shape, rng)
 
-    found = {}
-    for kind in ("orders", "repeats"):
-        found[f"{kind} 0"], found[f"{kind} 8"] = first_values(model, task, kind, draw(240, 8), rng)
-
+    kinds = {"random": draw(60, 128), "repeated": repeat(draw(60, 1), 128)}
+    found = {"law": law(model, task, kinds)}
+    found["repeats 8"] = first_values(model, task, draw(240, 8), rng).mean()
     before, after = draw(240, 32), draw(240, 8)
-    told = told_values(model, task, task.literal_line, before, after, rng)
-    (found["literal 0"], found["beside 0"]), (found["literal 8"], found["beside 8"]) = told
-    told = told_values(model, task, task.reveal_lines, before, after, rng)
-    found["false reveals"] = told[0][0]
-    found["joined late"] = join_late(model, task, draw(256, 48), rng)[24:].mean()
-
+    _, found["literal 8"] = told_values(model, task, task.literal_line, before, after, rng)
+    found["false reveals"], _ = told_values(model, task, task.reveal_lines, before, after, rng)
     found["whole"] = correct_after(model, task, draw(96, 256)).all(1).mean()
-    for k in (1, 2, 5, 10):
+    for k in (1, 10):
         found[f"loop {k}"] = correct_after(model, task, repeat(draw(120, k), 128)).mean()
     for L, S in TESTS:  # fewer of the long traces
-        found[f"({L},{S})"] = evaluate(model, task, L, S, min(256, 2**15 // L), seed)["all"]
-    return found | {"law": law(model, task, {"random": draw(60, 128),
-                                             "repeated": repeat(draw(60, 1), 128)})}
+        found[f"({L},{S})"] = evaluate(model, task, L, S, min(256, 2**15 // L))["all"]
+    return found
 
 
-def correct_after(model, task, commands):
-    """Which values are correct after commands [B, L, n], without a reveal: bool [B, n]."""
-    *_, state = follow(model, task, commands)
-    return answers_correctly(model, task, state, run_commands(commands)[:, -1])
+def correct_after(model, task, commands, values=None, state=None):
+    """Which values are correct after commands [B, L, n], without a reveal: bool [B, n].
+
+    values [B, n], state: what they begin with, by default 1, 2, ... and the first lines.
+    """
+    *_, state = follow(model, task, commands, state)
+    values = np.arange(task.group.degree) if values is None else values
+    return answers_correctly(model, task, state, compose(values, run_commands(commands)[:, -1]))
 
 
 def repeat(commands, total):
@@ -83,31 +79,18 @@ def repeat(commands, total):
     return np.tile(commands, (1, total, 1))[:, :total]
 
 
-def now_and_later(model, task, state, values, commands):
-    """Which values [B, n] of this state are correct, and which after commands: two bool [B, n]."""
-    *_, later = follow(model, task, commands, state)
-    moved = compose(values, run_commands(commands)[:, -1])
-    return (answers_correctly(model, task, state, values),
-            answers_correctly(model, task, later, moved))
-
-
-def first_values(model, task, kind, commands, rng):
-    """The accuracy of random first values, at once and after commands [B, L, n].
-
-    kind: "orders" of 1, 2, ...; or values with "repeats", drawn independently.
-    """
+def first_values(model, task, commands, rng):
+    """Which of random first values are correct after commands [B, L, n]: bool [B, n]."""
     values = rng.integers(task.group.degree, size=commands[:, 0].shape)
-    if kind == "orders":
-        values = rng.random(values.shape).argsort(1)
     _, state = read(model, task, map(task.start_lines, values))
-    return [correct.mean() for correct in now_and_later(model, task, state, values, commands)]
+    return correct_after(model, task, commands, values, state)
 
 
 def told_values(model, task, line, before, after, rng):
     """Commands, then a line that gives one variable another value, then commands: [B, L, n] each.
 
     line: task.literal_line, or task.reveal_lines, which then are false.
-    Returns: the accuracy of this value and of those beside it, right after the line and at the end.
+    Returns: the accuracy of this value right after the line and at the end.
     """
     n = task.group.degree
     *_, state = follow(model, task, before)
@@ -116,19 +99,9 @@ def told_values(model, task, line, before, after, rng):
     values[told] = (values[told] + rng.integers(1, n, size=len(before))) % n
     _, state = read(model, task, map(line, told.argmax(1), values[told]), state)
 
-    now, later = now_and_later(model, task, state, values, after)
     moved = compose(told, run_commands(after)[:, -1])  # where commands have brought this value
-    return [(now[told].mean(), now[~told].mean()), (later[moved].mean(), later[~moved].mean())]
-
-
-def join_late(model, task, commands, rng):
-    """The accuracy at each reveal of sessions without first lines, a reveal after each command."""
-    values = task.group.draw((len(commands),), rng)
-    asked = rng.integers(task.group.degree, size=commands.shape[:2])
-    batch = task.batch_of(task.trace(*each).removeprefix(task.start_lines(each[-1]))
-                          for each in zip(commands.tolist(), asked.tolist(), values.tolist()))
-    correct = (predict(model, batch.inputs) == batch.targets)[batch.reveals]
-    return correct.reshape(asked.shape).mean(0)
+    return (answers_correctly(model, task, state, values)[told].mean(),
+            correct_after(model, task, after, values, state)[moved].mean())
 
 
 # --- 2. The law of the errors ---------------------------------------------------------------------
@@ -145,31 +118,17 @@ def join_late(model, task, commands, rng):
 
 def errors(model, task, image, commands):
     """The largest entry of E after each command: [B, L, n] -> [B, L]."""
-    # A command has settled once the next line has named its left-hand side (inside.py).
-    settling = task.command_line(range(image.n)).split(" = ")[0] + " = "
-    seen = []
-    for state in follow(model, task, commands):
-        if task.commands == "full":
-            _, state = read(model, task, [settling] * len(commands), state)
-        seen.append(image.read(read_heads(state, image.heads)) - 1 / image.n)
-
-    seen = torch.stack(seen, 1)
+    seen = image.read(settled_states(model, task, image.heads, commands)) - 1 / image.n
     P = F.one_hot(torch.from_numpy(run_commands(commands)), image.n) - 1 / image.n
     scale = (seen * P).sum((-2, -1)) / P.square().sum((-2, -1))
     E = seen / scale[..., None, None] - P
     return E.abs().flatten(-2).amax(-1).numpy()
 
 
-def law(model, task, commands, heads=None):
-    """The median error after 1, 2, ... commands: {kind: [B, L, n]} -> {kind: [L]}.
-
-    Returns: {} if no head of the model tracks the state.
-    """
+def law(model, task, commands):
+    """The median error after 1, 2, ... commands: {kind: [B, L, n]} -> {kind: [L]}."""
     model = copy.deepcopy(model).double()  # rounding in float32 is not the question
-    try:
-        image, _ = fit_image(model, task, heads, random_values=False)
-    except Untracked:
-        return {}
+    image, _ = fit_image(model, task, random_values=False)
     return {kind: np.median(errors(model, task, image, traces), 0).tolist()
             for kind, traces in commands.items()}
 
@@ -215,61 +174,49 @@ def run(setting, folder):
 STUDIES = [Study("drift", SETTINGS, run)]
 
 
-# --- 4. The table and the picture -----------------------------------------------------------------
+# --- 4. The tables and the picture ----------------------------------------------------------------
 
-SHOWN = {
-    "repeats 0": "random first values", "repeats 8": "random first values, 8 commands later",
-    "literal 0": "the value of a literal", "literal 8": "the value of a literal, 8 commands later",
-    "beside 8": "the values beside it, 8 commands later", "false reveals": "false reveals believed",
-    "joined late": "joined late, reveals 25 to 48", "whole": "all values after 256 commands",
-    "loop 1": "after one command 128 times", "loop 10": "after 128 commands, a loop of ten",
-    "(128,16)": "reveals of (128,16)", "(256,32)": "reveals of (256,32)",
-    "(1024,128)": "reveals of (1024,128)"}
+READS = {"first values": "repeats 8", "a literal": "literal 8", "false reveals": "false reveals"}
+DRIFTS = {"one command": "loop 1", "loop of ten": "loop 10", "random": "whole",
+          "(128,16)": "(128,16)", "(256,32)": "(256,32)", "(1024,128)": "(1024,128)"}
 
 
 def show(rows=None):
-    """The table of these records, or else of the study's."""
-    rows = rows or [row for setting in SETTINGS for row in records("drift", **setting)]
-    recipes = dict.fromkeys(row["recipe"] for row in rows)
-    cells = [{"correct": name, row["recipe"]: 100 * row[key]}
-             for key, name in SHOWN.items() for row in rows]
-    cells += [{"correct": f"exponent, {kind} commands", row["recipe"]: exponent(error)}
-              for row in rows for kind, error in row["law"].items()]
-    chance = rows[0].get("chance", 20)
-    table(f"What is correct, in % (chance is {chance}), by what training lacked; and the\n"
-          "exponents with which errors grow: median of the seeds (min-max)", cells, ["correct"],
-          {recipe: lambda cell, recipe=recipe: cell.get(recipe) for recipe in recipes},
-          spread=median_and_range)
+    """The tables of these records, or else of the study's."""
+    def in_percent(names):
+        return {head: lambda row, name=name: 100 * row[name] for head, name in names.items()}
 
-
-def median_and_range(values, digits):
-    """99.8 (98.7-100.0), or 100.0 if all values are equal."""
-    median = number(float(np.median(values)), digits)
-    spread = min_max(values, digits)
-    return median if median == spread else f"{median} ({spread})"
+    rows = rows or records("drift")
+    exponents = {"exponents": lambda row: exponent(row["law"]["random"]),
+                 "": lambda row: exponent(row["law"]["repeated"])}
+    table("What is read, by what training lacked: random first values, and the value of a\n"
+          "literal, 8 commands later; false reveals that are believed; in % (chance is 20)",
+          rows, ["recipe"], in_percent(READS))
+    table("What drifts: values correct after 128 commands without a reveal, one command or a\n"
+          "loop of ten; traces with all values correct after 256 random ones; reveals; in %; and\n"
+          "the exponents with which errors of random and of repeated commands grow", rows,
+          ["recipe"], in_percent(DRIFTS) | exponents)
 
 
 def picture():
     """The error by the number of commands, for the seeds of the default recipe."""
     figure, ((axes,),) = canvas("Errors of random commands grow as the root of their number,\n"
                                 "errors of a repeated command grow faster")
-    laws = [row["law"] for row in records("drift", recipe="default") if row["law"]]
+    laws = [row["law"] for row in records("drift", recipe="default")]
     axes.set(yscale="log", xlabel="commands", ylabel="error in the table (0.5: a value is misread)")
     axes.axhline(0.5, color=GREY, linestyle="--", linewidth=0.9)
-    draw_lines(axes, {f"{kind} commands": (range(1, 129), [found[kind] for found in laws], colour)
-                      for law in laws[:1] for kind, colour in zip(law, (BLUE, RED))}, trained=64)
+    draw_lines(axes, {f"{kind} commands": (range(1, 129), [law[kind] for law in laws], colour)
+                      for kind, colour in (("random", BLUE), ("repeated", RED))}, trained=64)
     ticks_at(axes, [1, 4, 16, 64, 128])
     return figure
 
 
-def show_run(task, model, seed):
-    """The same table for your own run."""
-    chance = round(100 * task.chance)
-    show([{"recipe": "your run", "chance": chance, **measure(model, task, seed)}])
+def show_run(task, model):
+    show([{"recipe": "your run"} | measure(model, task)])
 
 
 def main(argv=None):
-    chapter(__doc__, show, STUDIES, argv, show_run, seed=0)
+    chapter(__doc__, show, STUDIES, argv, show_run)
 
 
 if __name__ == "__main__":

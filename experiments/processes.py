@@ -8,8 +8,8 @@ float64, the parameters of two processes and of one differ by less than 1e-10.
     python -m experiments.processes                  minutes with one and two processes
     python -m torch.distributed.run --nproc-per-node 2 -m experiments.processes --group S5
 
-The options are those of train.py, on the CPU. The first process alone prints, and writes the run,
-which eval.py and play read as any other. With --resume, all processes read it and go on.
+The options are those of train.py, on the CPU; the processes must divide the batch. The first one
+alone prints, and writes the run, which eval.py and play read as any other.
 """
 
 import os
@@ -20,8 +20,7 @@ import torch
 from torch import distributed
 
 import train
-from data import UserError, run_cli
-from eval import device_of
+from data import run_cli
 from experiments import chapter, records, table
 
 
@@ -34,20 +33,16 @@ def average(tensor):
 def loss_of_own_rows(model, batch, config):
     """The loss of rows 0, 2, 4, ... in the first of two processes, and the metrics of all rows."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    if len(batch.inputs) % size:
-        raise UserError(f"{size} processes cannot share {len(batch.inputs)} traces equally")
     objective, metrics = train.loss(model, batch._make(part[rank::size] for part in batch), config)
 
     # All must see the same accuracy, or they would not pass a stage together.
-    numbers = torch.tensor([*metrics.values()], device=objective.device, dtype=torch.float64)
+    numbers = torch.tensor([*metrics.values()], dtype=torch.float64)
     average(numbers)
     return objective, dict(zip(metrics, numbers.tolist()))
 
 
 def train_share(model, task, config, folder=None, resume=False):
     """train(), as one of several processes. All but the first end after it."""
-    if device_of(model).type != "cpu":
-        raise UserError(f"several processes train on the CPU, not on {device_of(model)}")
     distributed.init_process_group("gloo")
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda parameter: average(parameter.grad))

@@ -12,9 +12,6 @@ from experiments import drift
 from experiments.drift import correct_after, errors, exponent, repeat
 from experiments.inside import fit_image
 
-HEADS = [(0, 0)]  # of a SwapMachine
-
-
 def rng(seed):
     return generator(seed, "test")
 
@@ -38,57 +35,46 @@ class Forgetful(SwapMachine):
 # --- What a model knows ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_a_loop_repeats_its_commands_and_ends_after_just_so_many(length):
-    """Also in the middle of a round. The machine forgets in command 7."""
-    machine = Forgetful("S3", 7)
-    drawn = machine.task.group.draw((20, length), rng(0))
-    for total, known in ((6, True), (7, False)):
-        loops = repeat(drawn, total)
-        assert loops.shape == (20, total, 3) and (loops[:, :length] == drawn).all()
-        assert (loops[:, length:] == loops[:, :-length]).all()
-        assert (correct_after(machine, machine.task, loops) == known).all()
+def test_a_loop_repeats_its_commands_and_ends_in_the_middle_of_a_round(length):
+    drawn = Group("S3").draw((20, length), rng(0))
+    loops = repeat(drawn, 7)
+    assert loops.shape == (20, 7, 3) and (loops[:, :length] == drawn).all()
+    assert (loops[:, length:] == loops[:, :-length]).all()
 
 
-@pytest.mark.parametrize("kind, number", [("orders", 6), ("repeats", 27)])
-def test_first_values_are_all_orders_or_all_triples(kind, number, monkeypatch):
-    monkeypatch.setattr(drift, "now_and_later", lambda model, task, state, values, commands: [
-        np.array(len(np.unique(values, axis=0)))])
+def test_first_values_are_all_triples(monkeypatch):
+    monkeypatch.setattr(drift, "correct_after", lambda model, task, commands, values, state: values)
     machine = SwapMachine("S3")
-    commands = Group("S3").draw((240, 4), rng(1))
-    assert drift.first_values(machine, machine.task, kind, commands, rng(0)) == [number]
+    drawn = drift.first_values(machine, machine.task, Group("S3").draw((240, 4), rng(1)), rng(0))
+    assert len(np.unique(drawn, axis=0)) == 27
 
 
-def test_who_joins_late_guesses_until_reveals_have_told_it_the_values():
-    machine = SwapMachine("S3", believes=True)
-    found = drift.join_late(machine, machine.task, Group("S3").draw((60, 48), rng(3)), rng(0))
-    assert abs(found[0] - 1 / 3) < 0.2 and found[20:].mean() > 0.95
-
-
-AT_ONCE = {"orders 0", "repeats 0"}
-RECENT = AT_ONCE | {"orders 8", "repeats 8", "joined late", "literal 0", "beside 0",
-                    "false reveals"}
+RECENT = {"repeats 8", "false reveals"}
 
 
 @pytest.mark.parametrize("believes, last, correct", [
-    (True, 1000, RECENT | {"literal 8", "beside 8"}),
-    (True, 32 + 1 + 4, RECENT), (True, 4, AT_ONCE | {"joined late"}),
-    # One that counts on 1, 2, 3 and reads no value knows all that no line has shown.
-    (False, 1000, {"beside 0", "beside 8"})])
+    (True, 129, RECENT | {"literal 8", "loop 1", "loop 10"}), (True, 128, RECENT | {"literal 8"}),
+    (True, 32 + 1 + 4, RECENT), (True, 4, set()),
+    (False, 1000, {"loop 1", "loop 10"})])  # it counts on 1, 2, 3, and reads no value
 def test_a_record_says_what_a_model_knows(believes, last, correct, monkeypatch):
     """A machine that forgets in this line after the first ones. All else is a guess."""
+    def whole_traces(model, task, commands, *state):
+        if commands.shape[1] == 256:
+            return np.array([[True, True], [True, False]])
+        return correct_after(model, task, commands, *state)
+
     monkeypatch.setattr(drift, "TESTS", [(4, 2)])
+    monkeypatch.setattr(drift, "correct_after", whole_traces)
     monkeypatch.setattr(drift, "law", lambda model, task, given: {
         kind: (x == x[:, :1]).all() for kind, x in given.items()})
-    monkeypatch.setattr(drift, "correct_after", lambda model, task, x: np.array(
-        {128: [[True, False]], 256: [[True, True], [True, False]]}[x.shape[1]]))
     machine = Forgetful("S3", last, believes=believes)
     found = drift.measure(machine, machine.task)
-    for name, value in {"(4,2)": 1, "law": {"random": False, "repeated": True}, "whole": 0.5,
-                        "loop 1": 0.5, "loop 10": 0.5}.items():
+    for name, value in {"(4,2)": 1, "law": {"random": False, "repeated": True},
+                        "whole": 0.5}.items():
         assert found.pop(name) == value
     known = {name for name, accuracy in found.items() if accuracy > 0.97}
     assert known == correct and all(found[name] <= 0.5 for name in found.keys() - known)
-    assert believes or found["literal 0"] == 0  # it is another value than before
+    assert believes or found["literal 8"] == 0  # it is another value than before
 
 
 @pytest.mark.parametrize("recipe, spacing, random_values, literals", [
@@ -117,7 +103,7 @@ def test_the_error_of_a_state_is_its_largest_entry_beside_the_permutation(left_b
             return 0.9 * super().execute(commands, S) + left_behind * S
 
     task = ReplTask(Group("S4"))
-    image, _ = fit_image(SwapMachine("S4", believes=True), task, HEADS)
+    image, _ = fit_image(SwapMachine("S4", believes=True), task)
     E = errors(Leaving("S4"), task, image, np.array([[[1, 0, 2, 3]]]))
     P = np.eye(4)[[1, 0, 2, 3]] - 0.25
     seen = 0.9 * P + left_behind * (np.eye(4) - 0.25)
@@ -130,25 +116,24 @@ def test_errors_of_a_repeated_command_grow_faster():
     machine = SwapMachine("S4", 0.01)
     drawn = Group("S4").draw((60, 32), rng(0))
     commands = {"random": drawn, "repeated": repeat(drawn[:, :1], 32)}
-    found = drift.law(machine, machine.task, commands, HEADS)
+    found = drift.law(machine, machine.task, commands)
     assert exponent(found["random"], 32) < 0.7 < exponent(found["repeated"], 32)
-    image, _ = fit_image(machine, machine.task, HEADS, random_values=False)
+    image, _ = fit_image(machine, machine.task, random_values=False)
     assert np.allclose(found["random"], np.median(errors(machine, machine.task, image, drawn), 0))
 
 
-# --- The table ------------------------------------------------------------------------------------
+# --- The tables -----------------------------------------------------------------------------------
 
-def test_the_table_has_the_median_and_range_of_each_recipe_and_your_own_run(small_run, capsys,
-                                                                            monkeypatch):
-    """No head of an untrained model tracks, so it has no law."""
-    monkeypatch.setattr(drift, "SHOWN", {"reads": "it reads"})
-    drift.show([{"recipe": recipe, "reads": accuracy, "law": {"x": np.arange(1.0, 65) ** 2}}
-                for recipe, accuracy in [("a", 0.5), ("a", 1), ("a", 0.6), ("b", 0.25)]])
-    monkeypatch.setattr(drift, "measure", lambda model, task, seed: {
-        "reads": 0.5 + seed / 100, "law": drift.law(model, task, {})})
-    drift.main([str(small_run), "--seed", "7"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
-    assert lines[2:5] == [["correct", "a", "b"],
-                          ["it", "reads", "60.0", "(50.0-100)", "25.0"],
-                          ["exponent,", "x", "commands", "2.0", "2.0"]]
-    assert lines[7:] == [["correct", "your", "run"], ["it", "reads", "57.0"]] and "33)," in lines[5]
+def test_the_tables_have_a_line_for_each_recipe_and_for_your_own_run(small_run, capsys,
+                                                                     monkeypatch):
+    row = dict.fromkeys([*drift.READS.values(), *drift.DRIFTS.values()], 0.5)
+    row["law"] = {"random": np.arange(1.0, 65) ** 2, "repeated": np.arange(1.0, 65)}
+    drift.show([{"recipe": "a", **row}, {"recipe": "a", **row, "loop 1": 0.75},
+                {"recipe": "b", **row}])
+    monkeypatch.setattr(drift, "measure", lambda model, task: row)
+    drift.main([str(small_run)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "  " in line]
+    assert lines[1:3] == [["a", *["50.0"] * 3], ["b", *["50.0"] * 3]]
+    assert lines[4:6] == [["a", "50.0-75.0", *["50.0"] * 5, "2.0", "1.0"],
+                          ["b", *["50.0"] * 6, "2.0", "1.0"]]
+    assert lines[7] == ["your", "run", *["50.0"] * 3]

@@ -54,7 +54,6 @@ CLAIMS = [
     lambda: f"three models keeps {drift('literal 8', 'no dense reveals')[0]:.0f}% of the values",
     lambda: f"believes {span(drift('false reveals'))}% of *false* reveals",
     lambda: f"depends on the seed: {span(drift('whole'))}%",
-    lambda: f"of the reveals 25 to 48 it answers at least {int(drift('joined late')[0])}%",
     lambda: "{:.1f} to {:.0f} times as fast".format(*of("bench", "loop")),
     lambda: "{:.1f} to {:.0f} times as long".format(*of("bench", "loop")),
     lambda: f"{span(first(8))}% after 8 commands and, on one of three seeds, {first(16)[2]}% after",
