@@ -88,26 +88,24 @@ class ReplTask(Lexer):
     # A trace is a text. The code below numbers values and variables from 0; the text numbers values
     # from 1.
 
-    def trace(self, commands, asked, values=None, literals=None):
-        """The trace of these commands [L, n], with one reveal for each variable in asked [L/S].
+    def trace(self, program, values=None):
+        """The trace of a program: its events, each executed as it is written.
 
-        values [n]: of the first lines.  literals [L/S, 3]: (place, variable, value), one for each
-            reveal, after `place` of the S commands before it.
+        An event is ("command", g), ("literal", variable, value) or ("reveal", variable).
+        values [n]: of the first lines.
         """
-        spacing = len(commands) // len(asked)
         text = self.start_lines(values)
         state = [*range(self.group.degree)] if values is None else [*values]
-        for block, variable in enumerate(asked):
-            place, given, value = literals[block] if literals else (None, None, None)
-            for t in range(spacing + 1):
-                if t == place:
-                    text += self.literal_line(given, value)
-                    state[given] = value
-                if t < spacing:
-                    g = commands[block * spacing + t]
+        for event in program:
+            match event:
+                case "command", g:
                     text += self.command_line(g)
                     state = [state[i] for i in g]  # new[i] = old[g[i]]
-            text += self.reveal_lines(variable, state[variable])
+                case "literal", variable, value:
+                    text += self.literal_line(variable, value)
+                    state[variable] = value
+                case "reveal", variable:
+                    text += self.reveal_lines(variable, state[variable])
         return text
 
     def start_lines(self, values=None):
@@ -139,36 +137,39 @@ class ReplTask(Lexer):
 
     def test_batch(self, batch, length, spacing, rng):
         """Uniformly random commands, and after every `spacing` of them a uniform reveal."""
-        return self.batch_of(map(self.trace, *self.draw_program(batch, length, spacing, rng)))
+        return self.batch_of(map(self.trace, self.draw_programs(batch, length, spacing, rng)))
 
     def training_batch(self, batch, length, spacing, rng):
         """A test_batch in which some traces repeat commands (section 4)."""
-        drawn = self.draw_program(batch, length, spacing, rng, self.repeat_fraction)
-        return self.batch_of(map(self.trace, *drawn))
+        programs = self.draw_programs(batch, length, spacing, rng, self.repeat_fraction)
+        return self.batch_of(map(self.trace, programs))
 
     def dense_batch(self, batch, length, spacing, rng):
         """A training_batch with random first values and, perhaps, literals at random places."""
         n = self.group.degree
-        drawn = self.draw_program(batch, length, spacing, rng, self.repeat_fraction)
+        programs = self.draw_programs(batch, length, spacing, rng, self.repeat_fraction)
         values = rng.integers(n, size=(batch, n)).tolist()
 
-        # If literals always came right before a reveal, none would have to survive a command.
-        blocks = (batch, length // spacing)
-        literals = [rng.integers(below, size=blocks) for below in (spacing + 1, n, n)]
-        literals = np.stack(literals, -1).tolist()
-        if rng.random() >= self.literal_fraction:
-            literals = [None] * batch
-        return self.batch_of(map(self.trace, *drawn, values, literals))
+        # A literal before each reveal, after 0 to S of its commands. If literals always came right
+        # before a reveal, none would have to survive a command.
+        shape = (batch, length // spacing)
+        literals = np.stack([rng.integers(below, size=shape) for below in (spacing + 1, n, n)], -1)
+        if rng.random() < self.literal_fraction:
+            for program, drawn in zip(programs, literals.tolist()):
+                for block, (place, variable, value) in enumerate(drawn):
+                    begin = block * (spacing + 2)  # S commands, a literal and a reveal in each
+                    program.insert(begin + place, ("literal", variable, value))
+        return self.batch_of(map(self.trace, programs, values))
 
-    def draw_program(self, batch, length, spacing, rng, repeat_fraction=0.0):
-        """Commands [batch, L, n], and the variables that are revealed [batch, L/S], as lists."""
+    def draw_programs(self, batch, length, spacing, rng, repeat_fraction=0.0):
+        """Random programs of `length` commands, with a reveal after every `spacing`: a list."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         if length >= SHORTEST_WITH_REPEATS:
             repeated = round(repeat_fraction * batch)
             commands[:repeated] = repeat_commands(commands[:repeated], rng)
         asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return commands.tolist(), asked.tolist()
+        return [*map(program_of, commands.tolist(), asked.tolist())]
 
     def batch_of(self, texts):
         """Traces as a Batch: the target of each token is the token after it."""
@@ -182,6 +183,16 @@ class ReplTask(Lexer):
         if length < 1 or spacing < 1 or length % spacing:
             raise UserError("a trace ends on a reveal, so its length must be a positive multiple "
                             f"of the spacing; got length {length}, spacing {spacing}")
+
+
+def program_of(commands, asked):
+    """Commands [L, n], evenly divided by a reveal of each variable in asked [L/S]: a program."""
+    spacing = len(commands) // len(asked)
+    program = []
+    for block, variable in enumerate(asked):
+        program += [("command", g) for g in commands[block * spacing:][:spacing]]
+        program.append(("reveal", variable))
+    return program
 
 
 # Any class with these four members is a task:

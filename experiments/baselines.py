@@ -28,7 +28,7 @@ from functools import partial
 
 import numpy as np
 
-from data import Group, ReplTask, draw_commands, run_cli
+from data import Group, ReplTask, draw_commands, program_of, run_cli
 from experiments import (ALL_STAGES, COST, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
                          percent, rates, records, summary, table)
 from experiments.groups import draw_sparse_commands, with_reveals
@@ -148,7 +148,8 @@ def draw_swaps(task, config, now, rng):
     traces = [[g if full else tuple(g) for g, full in zip(trace, is_full)]
               for trace in commands.tolist()]
     asked = rng.integers(task.group.degree, size=(config.batch, length // spacing))
-    return task.batch_of(map(task.trace, traces, asked.tolist())), stage == now.stage
+    programs = map(program_of, traces, asked.tolist())
+    return task.batch_of(map(task.trace, programs)), stage == now.stage
 
 
 def out_of_tokens(model, config, now):

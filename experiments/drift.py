@@ -157,10 +157,11 @@ class Recipe(ReplTask):
             spacing = dict(Config.curriculum)[length]  # that of the stage
         return super().dense_batch(batch, length, spacing, rng)
 
-    def trace(self, commands, asked, values=None, literals=None):
+    def trace(self, program, values=None):
         values = None if self.recipe == "no random first values" else values
-        literals = None if self.recipe == "no literals" else literals
-        return super().trace(commands, asked, values, literals)
+        if self.recipe == "no literals":
+            program = [event for event in program if event[0] != "literal"]
+        return super().trace(program, values)
 
 
 def run(setting, folder):

@@ -132,17 +132,21 @@ def test_each_reveal_asks_any_variable_whatever_the_others_ask(draw):
         assert len(found) == count and near_uniform(counts)
 
 
-def test_a_trace_shows_the_reveals_values_and_literals_that_it_is_told():
+@pytest.mark.parametrize("values", [None, [2, 2, 0, 1, 4]])
+def test_a_trace_is_a_program_that_python_executes(values):
+    """60 commands, literals and reveals in any order. The first values are 1, 2, ... or as told."""
     task, rng = ReplTask(Group("S5")), default_rng(2)
-    commands = task.group.draw((12,), rng).tolist()
-    assert task.trace(commands, [4, 0, 4]).startswith(">>> a = 1\n>>> b = 2\n>>> c = 3\n")
-    literals = [(4, 3, 1), (0, 0, 0), (2, 4, 3)]
-    text = task.trace(commands, [4, 0, 4], [2, 2, 0, 1, 4], literals)
-    lines = ["" if ", b, " in line else line for line in typed_lines(text)]
-    assert session(typed_lines(text)) == text
-    assert lines == ["a = 3", "b = 3", "c = 1", "d = 2", "e = 5", "", "", "", "", "d = 2",
-                     "print('e', e)", "a = 1", "", "", "", "", "print('a', a)", "", "", "e = 4",
-                     "", "", "print('e', e)"]
+    program, lines = [], [f"{x} = {v + 1}" for x, v in zip("abcde", values or range(5))]
+    for _ in range(60):
+        g, (x, v) = task.group.draw((), rng), rng.integers(5, size=2)
+        event, line = [
+            (("command", g), "a, b, c, d, e = " + ", ".join("abcde"[i] for i in g)),
+            (("literal", x, v), f"{'abcde'[x]} = {v + 1}"),
+            (("reveal", x), f"print('{'abcde'[x]}', {'abcde'[x]})")][rng.integers(3)]
+        program.append(event)
+        lines.append(line)
+    text = task.trace(program, values)
+    assert typed_lines(text) == lines and session(lines) == text
 
 
 def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_literals():
@@ -152,22 +156,28 @@ def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_litera
     drawn = []
 
     class Recorder(ReplTask):
-        def trace(self, *parts):
-            drawn.append(parts)
-            return super().trace(*parts)
+        def trace(self, program, values):
+            commands = [what[0] for kind, *what in program if kind == "command"]
+            # Each block of two commands has one literal, and ends with a reveal.
+            assert [event[0] for event in program if event[0] != "literal"] == 4 * [
+                "command", "command", "reveal"]
+            literals = [(i % 4, *event[1:]) for i, event in enumerate(program)
+                        if event[0] == "literal"]
+            drawn.append((commands, values, literals))
+            return super().trace(program, values)
 
     for seed in range(400):
         Recorder(Group("S4"), literal_fraction=0.25).dense_batch(2, 8, 2, default_rng(seed))
-    commands, _, values, literals = zip(*drawn)
+    commands, values, literals = zip(*drawn)
     repeats = (np.diff(commands, axis=1) == 0).all(-1).mean(1)
     assert repeats[::2].mean() > 0.7 and repeats[1::2].mean() < 0.2
     assert any(one and one != other for one, other in zip(literals[::2], literals[1::2]))
-    numbers = [len(each or ()) for each in literals]
+    numbers = [*map(len, literals)]
     assert numbers[::2] == numbers[1::2] and {*numbers} == {0, 4}
     assert abs(np.mean(numbers) / 4 - 0.25) < 0.13  # six deviations of 400 coins
     beside = [(one[0], other[0]) for one, other in zip(values[::2], values[1::2])]
     firsts = [pair for row in values for pair in itertools.combinations(row, 2)]
-    given = [one for each in literals for one in each or ()]
+    given = [one for each in literals for one in each]
     for some, kinds in [(beside, 16), (firsts, 16), (given, 3 * 16)]:
         found, counts = np.unique(some, axis=0, return_counts=True)
         assert len(found) == kinds and near_uniform(counts)
@@ -204,9 +214,9 @@ def test_a_fraction_of_the_traces_repeats_a_command_with_a_probability():
     drawn = []
 
     class Recorder(ReplTask):
-        def trace(self, commands, asked):
-            drawn.append(commands)
-            return super().trace(commands, asked)
+        def trace(self, program):
+            drawn.append([event[1] for event in program if event[0] == "command"])
+            return super().trace(program)
 
     Recorder(Group("S5"), repeat_fraction=0.25).training_batch(400, 64, 8, default_rng(0))
     drawn = np.array(drawn)
