@@ -70,7 +70,7 @@ class LocalBlock(nn.Module):
         window = torch.cat([state, self.norm(x)], 1)  # [B, reach + T, D]
 
         conv = convolve(self.conv, window)  # [B, T, D]
-        return x + self.out(F.gelu(conv)), window[:, -reach:]
+        return x + self.out(F.gelu(conv)), window[:, -reach:].clone()  # a view keeps all
 
 
 def convolve(conv, window):

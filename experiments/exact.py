@@ -67,7 +67,7 @@ class Machine(nn.Module):
         window = torch.cat([past, tokens], 1)
         q, k, b, v = [part[:, past.shape[1]:] for part in self.integers(window)]
         read, S = scan_chunked(q, k, b, v, S)
-        return read, (S, window[:, -v.shape[-1]:])
+        return read, (S, window[:, -v.shape[-1]:].clone())
 
     def integers(self, tokens):
         """q, k, b [B, T, 2n] and v [B, T, n] of these tokens, [B, T]."""

@@ -1,5 +1,7 @@
 """Every model is causal, and gives in pieces what it gives whole; a block is what it says."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,17 @@ def test_a_model_is_causal_and_gives_in_ragged_pieces_what_it_gives_whole(make_m
         assert (logits - whole).abs().max() < tolerance
         ours, = torch.autograd.grad(logits.square().sum(), model.embedding.weight)
         assert (ours.cpu() - gradient).abs().max() < tolerance * gradient.abs().max()
+
+
+@pytest.mark.parametrize("name", ["linrnn", "lstm"])
+def test_a_state_is_as_large_after_500_tokens_as_after_50(name):
+    """Also in a file. Trap: a slice of all inputs keeps all of them."""
+    model, sizes = MODELS[name](22), []
+    for length in (50, 500):
+        file = io.BytesIO()
+        torch.save(model.stream(torch.randint(22, (1, length)))[1], file)
+        sizes.append(len(file.getvalue()))
+    assert sizes[0] == sizes[1]
 
 
 def test_the_logits_are_those_of_the_blocks_one_after_the_other():
