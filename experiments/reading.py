@@ -29,6 +29,11 @@ def follow(model, task, commands, state=None):
         yield state
 
 
+def read_heads(state, heads):
+    """The S of these heads, (block, head), in the state of a stream: [B, heads, K, V]."""
+    return torch.stack([state[block][:, head] for block, head in heads], 1)
+
+
 def answers_correctly(model, task, state, values):
     """Whether a model answers correctly for each variable: values [B, n] -> bool [B, n].
 
