@@ -171,8 +171,8 @@ def require(condition, otherwise):
 
 # Proof, by the tests (a) to (d). Each step copies, swaps or writes rows (c). So all rows of S, and
 # of products of matrices I - b k^T, are 0 or one-hot. In q, k, b and v are only -1, 0 and 1 (b). So
-# entries of (I + L)^-1, which are -k^T A ... A b, are at most 2n (scan.py, section 5), and no sum in
-# (5) to (9) there reaches 2^24. Float32 adds such integers exactly: S is never rounded.
+# in (I + L)^-1 (scan.py, section 5: -k^T A ... A b) are integers up to 2n, and no sum in (5) to (9)
+# there reaches 2^24. Float32 adds such integers exactly: S is never rounded.
 #
 # By the code of Machine, a line makes the same steps in every text and in all pieces. The step of a
 # name depends on its side of the `=`, its place and itself: the n commands of (c) have them all.
@@ -218,8 +218,7 @@ def run(setting, _):
 STUDIES = [Study("exact", SETTINGS, run)]
 
 
-def stored():
-    """The task and the model of S5."""
+def stored():  # the task and the model of S5
     task = ReplTask(Group("S5"))
     model = Exact(task)
     model.load_state_dict(torch.load(PATH, weights_only=True))

@@ -11,7 +11,7 @@ from machine import check_answers, mixed_session
 
 from data import Group, ReplTask, UserError
 from experiments import exact
-from experiments.exact import Exact, Machine, certify, train_exact
+from experiments.exact import Machine, certify, train_exact
 from scan import swap_machine_keys
 
 
@@ -50,29 +50,24 @@ def test_the_stored_model_has_its_proof_and_the_keys_of_the_swap_machine_in_scan
 
 # --- What is wrong is refused ---------------------------------------------------------------------
 
-@pytest.mark.parametrize("breaks, words", [
-    (lambda model: model.reader.weight.data.zero_(), "only [0-9] of 9 answers"),
-    (lambda model: model.unembedding.weight.data[-1].fill_(torch.nan), "only 0 of 9 answers")])
-def test_a_wrong_model_has_no_proof(proved, breaks, words):
+def embed(token, number):
+    return lambda model: model.embedding.weight[model.task.ids[token]].fill_(number)
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda model: model.reader.weight.zero_(), "only [0-9] of 9 answers"),
+    (lambda model: model.unembedding.weight.neg_(), "only [0-9] of 9 answers"),
+    # In these, NaN, overflow or rounding may spoil what is right on a question alone.
+    *[(change, "100 or more, or not a number") for change in (
+        embed(" = ", torch.nan), embed("1", torch.nan), embed("2", torch.inf), embed("b", -100),
+        lambda model: model.norm.weight[0].fill_(3e38), lambda model: model.norm.weight.mul_(1e8),
+        lambda model: model.unembedding.weight.add_(2e6 * torch.randn(32)))]])
+def test_a_wrong_model_has_no_proof(proved, change, words):
     model = copy.deepcopy(proved)
-    breaks(model)
+    with torch.no_grad():
+        change(model)
     with pytest.raises(UserError, match=words):
         certify(model)
-
-
-def test_the_proof_is_of_the_parameters(proved):
-    """What else was done to a model does not count; other shapes are refused."""
-    model = copy.deepcopy(proved)
-    model.register_forward_hook(lambda *_: None)
-    model.stream = None
-    assert certify(model) == certify(proved)
-
-    for name, module in (("norm", torch.nn.RMSNorm([9, 32])), ("reader", torch.nn.Linear(3, 32)),
-                         ("blocks.0.conv", torch.nn.Conv1d(32, 32, 1))):
-        model = copy.deepcopy(proved)
-        model.set_submodule(name, module)
-        with pytest.raises(UserError, match="^these are not the parameters of Exact for S3$"):
-            certify(model)
 
 
 def at(tokens, *pattern):
@@ -86,28 +81,25 @@ E = torch.eye(6)  # a, b, c and then a', b', c'
 
 
 @pytest.mark.parametrize("wrong, words", [
-    (lambda t, q, k, v: (q, k / 2, v), "not such integers"),
+    (lambda t, q, k, v: (q, k / 2, v, 2 * k), "not such integers"),
     (lambda t, q, k, v: (2 * q, k, v), "not such integers"),
+    (lambda t, q, k, v: (torch.where(q.any(-1, True), q + E[3], q), k, v), "not such integers"),
     (lambda t, q, k, v: (q, k, 2 * v), "not such integers"),
-    (lambda t, q, k, v: (q, torch.where(v.any(-1, True), k - E[3], k), v), "not such integers"),
-    (lambda t, q, k, v: (q, k, v, 2 * k), "not such integers"),
-    # At the end of a literal, row b is added to row a.
-    (lambda t, q, k, v: (q, torch.where(at(t, "2", "\n"), E[1], k), v,
-                         torch.where(at(t, "2", "\n"), E[0], k)), "not such integers"),
-    # The steps of the first tokens of a text are left out.
-    (lambda t, q, k, v: (q, k * (torch.arange(t.shape[1])[:, None] > 2), v), "more than the line"),
-    # Commands: two names are mistaken, a swap has a wrong sign, the end of the line erases a.
-    (lambda t, q, k, v: (q, torch.where(at(t, " = ", "c"), E[0] - E[4], k), v), "its moves"),
+    # What is wrong at a blank: another row is read, or none.
+    (lambda t, q, k, v: (torch.where(q.any(-1, True), E[0], q), k, v), "only [0-9] of 9 answers"),
+    (lambda t, q, k, v: (0 * q, k, v), "only [0-9] of 9 answers"),
+    # In a command: two names are mistaken, a swap has a wrong sign, the end of the line erases a.
+    (lambda t, q, k, v: (q, torch.where(at(t, " = ", "c"), E[0] - E[4], k), v), "c, a, b.* moves"),
     (lambda t, q, k, v: (q, k.abs(), v), "its moves"),
-    (lambda t, q, k, v: (q, torch.where(at(t, ", c", "\n"), E[0], k), v), "its moves"),
-    # Literals: they are not read, or another row is erased.
-    (lambda t, q, k, v: (q, k * ~at(t, " = ", "2"), v), "'>>> a = 1.* write"),
-    (lambda t, q, k, v: (q, torch.where(at(t, "3", "\n"), E[0], k), v), "'>>> a = 1.* write"),
-    # Reveals: they are ignored, a spare row comes in, another row is read, or none.
-    (lambda t, q, k, v: (q, k * ~at(t, " ", "2"), v), "print.* write"),
-    (lambda t, q, k, v: (q, torch.where(at(t, ")", "\n"), E[0] - E[3], k), v), "print.* write"),
-    (lambda t, q, k, v: (torch.where(q.any(-1, True), E[0], q), k, v), "not read its row"),
-    (lambda t, q, k, v: (0 * q, k, v), "not read its row")])
+    (lambda t, q, k, v: (q, torch.where(at(t, ", c", "\n"), E[0], k), v), "a, b, c.* moves"),
+    # At the end of a literal, row b is added to row a, or a is erased. Or it is not read.
+    (lambda t, q, k, v: (q, torch.where(at(t, "2", "\n"), E[1], k), v,
+                         torch.where(at(t, "2", "\n"), E[0], k)), ">>> a = 2.* moves"),
+    (lambda t, q, k, v: (q, torch.where(at(t, "3", "\n"), E[0], k), v), ">>> a = 3.* moves"),
+    (lambda t, q, k, v: (q, k * ~at(t, " = ", "2"), v), ">>> a = 2.* moves"),
+    # In a reveal: the value is ignored, or a spare row comes in.
+    (lambda t, q, k, v: (q, k * ~at(t, " ", "2"), v), "print.* moves"),
+    (lambda t, q, k, v: (q, torch.where(at(t, ")", "\n"), E[0] - E[3], k), v), "print.* moves")])
 def test_a_wrong_machine_has_no_proof(proved, monkeypatch, wrong, words):
     """wrong: from the tokens and q, k, v of the machine to q, k, v, and b if it is not k."""
     integers = Machine.integers
@@ -119,23 +111,6 @@ def test_a_wrong_machine_has_no_proof(proved, monkeypatch, wrong, words):
     monkeypatch.setattr(Machine, "integers", wrong_integers)
     with pytest.raises(UserError, match=words):
         certify(proved)
-
-
-def test_a_machine_that_ignores_commands_has_no_proof_even_if_it_says_so(proved, monkeypatch):
-    monkeypatch.setattr(Machine, "keys", lambda self, write, *names: 2 * [F.pad(write, (0, 3))])
-    monkeypatch.setattr(Machine, "moves", lambda self, i, y=None: {})
-    with pytest.raises(UserError, match="not executed"):
-        certify(proved)
-
-
-@pytest.mark.parametrize("products", [torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv])
-def test_reduced_precision_has_no_proof(proved, products):
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UserError, match="precision"):
-        certify(proved)
-    products.fp32_precision = "bf16"
-    with pytest.raises(UserError, match="precision"):
-        certify(proved)
-    products.fp32_precision = "none"
 
 
 # --- The study and the command --------------------------------------------------------------------
@@ -153,10 +128,9 @@ def test_the_command_proves_and_a_record_says_so(proved, capsys, monkeypatch):
     exact.main(["S3", "60"])
     printed = capsys.readouterr().out
     assert "12 moves, 18 writes, 9 answers" in printed
-    assert "(16,2)   0.3333   1.0000   1.0000   1.0000" in printed and "(32,4)" in printed
+    assert "(4 traces" in printed and "(32,4)" in printed
+    assert "(16,2)   0.3333   1.0000   1.0000   1.0000" in printed
 
     row = exact.run({"group": "S3", "seed": 60}, None)
-    assert (row["moves"], len(row["results"]), "refused" in row) == (12, 3, False)
-    monkeypatch.setattr(exact, "train_exact", lambda group, seed: Exact(proved.task))
-    assert "of 9 answers" in exact.run({"group": "S3", "seed": 60}, None)["refused"]
+    assert (row["moves"], len(row["results"])) == (12, 3)
     assert torch.equal(*[train_exact("S3", 1, steps=1).reader.weight for _ in range(2)])
