@@ -5,6 +5,6 @@ from pathlib import Path
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
-print("Each chapter is run as python -m experiments.NAME\n")
+print("python -m experiments.NAME runs a chapter, and with --help explains it\n")
 for name, question in re.findall(r"^\| `(\w+)` \| (.+?) \|", README, re.MULTILINE):
     print(f"    {name:12} {question}")

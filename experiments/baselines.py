@@ -29,7 +29,8 @@ from functools import partial
 import numpy as np
 
 from data import Group, ReplTask, draw_commands, program_of, run_cli
-from experiments import (ALL_STAGES, COST, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
+from eval import evaluate
+from experiments import (ALL_STAGES, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
                          percent, rates, records, summary, table)
 from experiments.groups import draw_sparse_commands, with_reveals
 from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
@@ -44,7 +45,7 @@ STAGES = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
 
 def first_reveals(model, task):
     """The test of all recipes on S5."""
-    return evaluate_all(model, task, [*STAGES, (128, 16)], traces=768, by_position=True)
+    return [evaluate(model, task, *stage, traces=768) for stage in [*STAGES, (128, 16)]]
 
 
 # --- 1. The same tokens ---------------------------------------------------------------------------
@@ -75,7 +76,7 @@ def draw_any_stage(task, config, now, rng, budget):
     weights = np.array([1 / length for length, _ in STAGES])
     length, spacing = STAGES[rng.choice(len(STAGES), p=weights / weights.sum())]
     shape = (config.batch, length)
-    commands = draw_commands(task.group, "full", shape, rng)  # at spacing 1, only for old records
+    commands = draw_commands(task.group, "full", shape, rng)
     if spacing == 1:
         commands = draw_sparse_commands(task.group, shape, rng)
     batch = with_reveals(task, commands, spacing, rng)
@@ -189,7 +190,7 @@ def run_spacings(setting, folder):
     return summary(model, log) | {"results": evaluate_all(model, task, [stage])}
 
 
-# --- 5. The studies and their tables --------------------------------------------------------------
+# --- 5. The records and their tables --------------------------------------------------------------
 
 TOKENS = Study("baselines", [
     *grid(model=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15],
@@ -238,14 +239,15 @@ def show():
           "Accuracy in % at the first reveal of a trace, after 2 to 16 commands, and at all\n"
           "reveals of (128,16), min-max over the seeds; chance is 20",
           rows_of(TOKENS) + paper, ["model", "millions"],
-          {"seeds": lambda row: row["seed"]} | tested | {"parameters": COST["parameters"]})
+          {"seeds": lambda row: row["seed"]} | tested
+          | {"parameters": lambda row: f"{row['parameters']:,}"})
 
     table("The swap curriculum: a stage (L,S)+k has k full commands a trace, and swaps elsewhere.\n"
           "Million tokens when a stage was passed, or the run stopped (after 160, or after 45 in\n"
           "one stage); accuracy as above. Only the LSTM's learning rates fall, after (8,1)+8",
           rows_of(SWAPS), ["model", "seed"],
           {name_of(stage): passed(stage) for stage in (2, 7, 11, 12)}
-          | {"end": COST["million tokens"]} | tested)
+          | {"end": lambda row: row["tokens"] / 1e6} | tested)
 
     table("How rare may reveals be? Eight commands of S3 from the first step on, with a reveal\n"
           "after every one, two or four of them. Runs in which three batches in a row reach 97%\n"
