@@ -25,12 +25,13 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 2411.12537); DeltaProduct, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
 (arXiv 2104.09864).
 
-Deviations from the paper, and from DeltaNet as usually built, and why:
+Deviations from the paper, and from DeltaNet as usually built, and why ("line": where it is in
+fla/layers/delta_net.py of flash-linear-attention, commit bc3b101d):
     74 thousand parameters     in one layer (the Transformer has two), not 265 million in 18
-    no SiLU on q, k, v         after SiLU, entries are almost positive; a swap key has both signs
-    hard sigmoids              beta = 0 and beta = 2 are reached, not only approached
-    a write gate               a reflection needs beta = 2 and should write nothing
-    one wide convolution       before all layers, instead of a short one inside each layer
+    no SiLU on q, k, v         line 92: its results are almost positive; a swap key has both signs
+    hard sigmoids              line 239: with sigmoids, beta = 0 and beta = 2 are only approached
+    a write gate               it has none; a reflection needs beta = 2 and should write nothing
+    one wide convolution       line 88: a short one inside each layer; ours is before all layers
 
 Next: eval.py.
 """
@@ -52,7 +53,9 @@ class LocalBlock(nn.Module):
     """x + W gelu(conv(norm(x))): each token sees the conv_width - 1 tokens before it.
 
     The key of a swap depends on a name AND its place in the command. So the convolution is dense
-    (every channel sees every other) and wide: one side of a command has n + 1 tokens.
+    (every channel sees every other), and by default (eval.make) it has n + 3 tokens: ` = `, the n
+    names after it, the end of the line, and the next `>>> `. So the layer is told how long a line
+    is.
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 
@@ -102,7 +105,8 @@ class DeltaBlock(nn.Module):
         S <- (I - beta k k^T) S + beta k (write_gate v)^T    R times per token, and then o = S^T q
 
     |q| = |k| = 1, beta = beta_max hardsigmoid(.), write_gate = hardsigmoid(.). So the eigenvalues
-    of each step are 1 and 1 - beta, in [1 - beta_max, 1].
+    of each step are 1 and 1 - beta, in [1 - beta_max, 1]. (Gated DeltaNet-2, arXiv
+    2605.22791, has a write gate as well, for each channel.)
     State: S, [B, H, K, K].
     """
 
@@ -116,7 +120,7 @@ class DeltaBlock(nn.Module):
         self.beta_max = beta_max
         self.householders = householders
 
-        # One matrix computes q, k, v and the strengths: beta and write_gate.
+        # One matrix computes q, k, v and the two gates, beta and write_gate.
         self.sizes = [d_model, householders * d_model, householders * d_model,
                       2 * householders * heads]
         self.norm = nn.RMSNorm(d_model)
@@ -132,13 +136,18 @@ class DeltaBlock(nn.Module):
         # Cut the features of each token, and move the heads before the tokens, as the scan wants.
         R, H, K = self.householders, self.heads, self.sizes[0] // self.heads
         shapes = (H, K), (R, H, K), (R, H, K), (2, R, H, 1)
-        q, k, v, strengths = [part.unflatten(-1, shape).movedim(-2, 1).contiguous()
-                              for part, shape in zip(parts, shapes)]
-        beta, write_gate = F.hardsigmoid(strengths).unbind(-3)  # [B, H, T, R, 1] each
+        q, k, v, gates = [part.unflatten(-1, shape).movedim(-2, 1).contiguous()
+                          for part, shape in zip(parts, shapes)]
+        beta, write_gate = gates.unbind(-3)  # [B, H, T, R, 1] each
+        return self.gated(q, k, v, beta.squeeze(-1), write_gate)
+
+    def gated(self, q, k, v, beta, write_gate):
+        """The inputs of the scan, from what the projection gives. A variant overrides this."""
+        beta = self.beta_max * F.hardsigmoid(beta)
 
         # With write_gate = 0, a step with beta = 2 is a pure reflection. (The norm of a query would
         # have no effect: out_norm discards it.)
-        return unit(q), unit(k), write_gate * v, self.beta_max * beta.squeeze(-1)
+        return unit(q), unit(k), F.hardsigmoid(write_gate) * v, beta
 
     def forward(self, x, state=None):
         out, state = delta_product(*self.inputs_of_scan(x), state)  # [B, H, T, K]

@@ -55,8 +55,9 @@ EXERCISES = {
     7: Exercise("experiments/beliefs.py", "PFSA.step", 2, "Each trace has its own symbol."),
     8: Exercise("models.py", "DeltaBlock.inputs_of_scan", 2,
                 "Split the projection of norm(x) by self.sizes; upcast() it first, so that all "
-                "else is in float32. Per token, k and v are [R, H, K], and the strengths, hard "
-                "sigmoids, [2, R, H], beta first."),
+                "else is in float32. Per token, k and v are [R, H, K], and the gates "
+                "[2, R, H], beta first. gated() wants them as [B, H, T, R] and as "
+                "[B, H, T, R, 1]."),
     9: Exercise("experiments/inside.py", "LinearImage.project", 2,
                 "read() returns P. Put a 1 at the largest entry of each row, and return the image "
                 "of that by (1). Mind both means, and return the precision of the states."),
