@@ -20,17 +20,17 @@ Sources
     [3] Grazzi, Siems, Zela, Franke, Hutter, Pontil 2025, arXiv 2411.12537: eigenvalue -1.
     [4] Siems, Carstensen, Zela, Hutter, Pontil, Grazzi 2025, arXiv 2502.10297: DeltaProduct.
 
-Names elsewhere. All treat only the delta rule, b = beta k, and scale each error by beta at once.
+Names elsewhere, where the delta rule, b = beta k, scales each error by beta at once.
     here                     [1]       [2]                  flash-linear-attention
     q, k [B, H, T, K]                                       q, k [B, T, H, K]: time BEFORE the heads
     S (K x V), or state      W^T       S^T                  initial_state, final_state
     Diag(beta) U, W, D       -         U, W, U - W S^T      u, w, v_new
     Diag(beta) (I + L)^-1    -         T, "UT transform"    A Diag(beta)
+flash-linear-attention also divides q by sqrt K, unless scale=1. Its generalized_delta_rule (iplr),
+S <- (I + beta alpha^T) S + k v^T, is this scan if its alpha is our -k, and its beta and k our b.
 
-Does NOT include: GPU kernels, hidden scales or normalisations, decay gates. A gate a_t in (0, 1],
-as in Gated DeltaNet (arXiv 2412.06464), would multiply I - beta k k^T. To add one, let c_t be a_1
-a_2 ... a_t, scan v_t / c_t in place of v_t, and multiply the outputs and the state by c_t. Start
-c_t anew every 32 tokens or so, or it underflows.
+Does NOT include: GPU kernels, hidden scales or normalisations, decay gates. A gate, as in Gated
+DeltaNet or KDA, is a change of variables around scan_chunked: TEACHING.md has it, to paste.
 Run it first: python scan.py. For a first reading, sections 1 to 4 are enough.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
@@ -58,9 +58,9 @@ from torch import Tensor
 #     a, b, c = c, a, b        at each left-hand name x:             swap x   and x'
 #                              at the i-th right-hand name y:        swap x_i and y'
 #
-# The left-hand names move all values out of the way; each right-hand name fetches one back. A key
-# depends on one name and its place in the command, never on the state. So a linear recurrence can
-# make all these swaps.
+# Left-hand names PARK their values in the spare slots; right-hand names FETCH them. A key depends
+# on one name and its place in the command, never on the state. So a linear recurrence can make all
+# these swaps.
 
 
 def swap_key(i, j, slots):
@@ -93,8 +93,8 @@ def swap_machine_keys(commands):
 #     |y - beta (k.y) k|^2 = |y|^2 - beta (2 - beta) (k.y)^2
 #
 # So whatever the steps, a swap loses something. Even if all 13 tokens of a command share one swap,
-# with beta <= 1 at most 70% of it is left. Section 8 proves this, and that the losses of repeated
-# commands add up.
+# with beta <= 1 about 70% of it is left at best. Section 8 proves this, and that the losses of
+# repeated commands add up.
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
@@ -157,14 +157,12 @@ def check_inputs(q, k, b, v, state):
     if state is None:
         state = k.new_zeros(*lead, K, V)
 
-    # torch would silently broadcast an axis of size 1. The message is built only on failure:
-    # formatting T in an f-string makes torch.compile specialise on it.
-    inputs = {"q": (q, T, K), "k": (k, T, K), "b": (b, T, K), "v": (v, T, V),
-              "state": (state, K, V)}
-    for name, (x, *axes) in inputs.items():
-        if x.shape != (*lead, *axes) or T < 1:
-            raise ValueError(f"{name} must have the shape {(*lead, *axes)}, T >= 1, since k has "
-                             f"{tuple(k.shape)}; got {tuple(x.shape)}")
+    # torch would silently broadcast an axis of size 1.
+    if not (q.shape == k.shape == b.shape and T >= 1 and v.shape == (*lead, T, V)
+            and state.shape == (*lead, K, V)):
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, b, v, state))
+        raise ValueError("q, k, b must have the shape [..., T, K] with T >= 1, v [..., T, V] and "
+                         f"state [..., K, V]; got {shapes}")
     return [upcast(x) for x in (q, k, b, v, state)]
 
 
@@ -231,12 +229,8 @@ def scan_chunked(q, k, b, v, state=None, chunk_size=None):
     C = chunk_size or default_chunk_size(K, k.device.type)
 
     chunks = [to_chunks(x, C) for x in (q_TK, k_TK, b_TK, v_TV)]
-    out_NCV, state_KV = ChunkedScan.apply(*chunks, state_KV)
-
-    # Copy the outputs without the padding. Naming the memory format spares a check of contiguity,
-    # for which torch.compile would build two graphs.
-    out_TV = out_NCV.flatten(-3, -2)[..., :T, :]
-    return out_TV.clone(memory_format=torch.contiguous_format), state_KV
+    out, state_KV = ChunkedScan.apply(*chunks, state_KV)  # this calls chunked_forward, below
+    return pad(out, T - out.shape[-2]), state_KV  # a negative padding: the first T tokens
 
 
 def to_chunks(x, C):
@@ -246,11 +240,7 @@ def to_chunks(x, C):
     """
     T = x.shape[-2]
     N = (T + C - 1) // C
-
-    # An empty padding copies x. While compiling, pad always: a branch would make a second graph.
-    if torch.compiler.is_compiling() or N * C > T:
-        x = F.pad(x, (0, 0, 0, N * C - T))
-    return x.unflatten(-2, (N, C))
+    return pad(x, N * C - T).unflatten(-2, (N, C))
 
 
 def default_chunk_size(K, device_type):
@@ -297,14 +287,8 @@ def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
     # All chunks at once again. tril with its diagonal: the read at t sees the write at t.
     P_NCC = (q_NCK @ b_NCK.mT).tril_()
     out_NCV = q_NCK @ start_NKV
-    add_product_(out_NCV, P_NCC, d_NCV)                                                        # (9)
+    out_NCV += P_NCC @ d_NCV                                                                   # (9)
     return out_NCV, state_KV, [inverse_NCC, w_NCK, start_NKV, d_NCV, P_NCC]
-
-
-def add_product_(x, a, b, sign=1):
-    """x += sign a @ b in place, without memory for the product."""
-    # baddbmm_ takes exactly one leading axis, so flatten all of them into one.
-    x.flatten(0, -3).baddbmm_(a.flatten(0, -3), b.flatten(0, -3), alpha=sign)
 
 
 # --- 4. Several Householder steps per token -------------------------------------------------------
@@ -312,10 +296,11 @@ def add_product_(x, a, b, sign=1):
 # DeltaProduct [4] applies R steps of (3) per token and reads once, after the last one. The scan
 # sees R tokens for each token, and only the last of their reads is used.
 #
-# The product of R reflections can be any orthogonal matrix A with rank(A - I) <= R (Cartan and
-# Dieudonne), and no other, since each factor differs from I by rank 1. So one token can be a whole
-# permutation. An n-cycle of n slots has rank(A - I) = n - 1, since it fixes only the direction
-# (1, ..., 1). So R >= n - 1 if one token may be any permutation of n slots.
+# The product of at most R reflections can be any orthogonal matrix A with rank(A - I) <= R (Cartan
+# and Dieudonne), and no other, since each factor differs from I by rank 1. (A step with beta = 0 is
+# none.) So one token can be a whole permutation. An n-cycle of n slots has rank(A - I) = n - 1,
+# since it fixes only the direction (1, ..., 1). So R >= n - 1 if one token may be any permutation
+# of n slots.
 
 
 def delta_product(q, k, v, beta, state=None, chunk_size=None):
@@ -422,6 +407,12 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
     return [g_q_NCK, g_k_NCK, g_b_NCK, g_v_NCV, G_KV]
 
 
+def add_product_(x, a, b, sign=1):
+    """x += sign a @ b in place, without memory for the product."""
+    # baddbmm_ takes exactly one leading axis, so flatten all of them into one.
+    x.flatten(0, -3).baddbmm_(a.flatten(0, -3), b.flatten(0, -3), alpha=sign)
+
+
 # --- 7. For autograd, and for torch.compile -------------------------------------------------------
 #
 # torch.compile unrolls Python loops, so it would compile a graph for each number of chunks. We
@@ -432,8 +423,17 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
 
 
 # torch knows an operator by its name, for the whole process. So a copy of this file, which may have
-# the same module name, needs another one: a checksum of its path.
-OPERATORS = f"state_tracking_{zlib.crc32(__file__.encode()):08x}"
+# the same module name, needs another one: a checksum of its path. (A notebook has no __file__.)
+PATH = chunked_forward.__code__.co_filename
+OPERATORS = f"state_tracking_{zlib.crc32(ascii(PATH).encode()):08x}"
+
+
+def pad(x, tokens):
+    """x with that many more tokens at its end, all zero; if negative, without its last ones."""
+    # An empty padding copies x. While compiling, pad always: a branch would make a second graph.
+    if torch.compiler.is_compiling() or tokens:
+        x = F.pad(x, (0, 0, 0, tokens))
+    return x
 
 
 class ChunkedScan(torch.autograd.Function):
@@ -441,17 +441,17 @@ class ChunkedScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
-        out_NCV, state_KV, *saved = forward_operator(q_NCK, k_NCK, b_NCK, v_NCV, state_KV)
+        out, state_KV, *saved = forward_operator(q_NCK, k_NCK, b_NCK, v_NCV, state_KV)
         ctx.save_for_backward(q_NCK, k_NCK, b_NCK, *saved)
-        return out_NCV, state_KV
+        return out, state_KV
 
     @staticmethod
-    def backward(ctx, g_out_NCV, G_KV):
+    def backward(ctx, g_out, G_KV):
         # Autograd cannot see into an operator, and (10) to (16) have no conjugates.
-        if torch.is_grad_enabled() or g_out_NCV.is_complex():
+        if torch.is_grad_enabled() or g_out.is_complex():
             raise RuntimeError("the chunked scan has no second derivative, and no gradient of "
                                "complex inputs; use scan_recurrent")
-        return tuple(backward_operator(*ctx.saved_tensors, g_out_NCV, G_KV))
+        return tuple(backward_operator(*ctx.saved_tensors, g_out, G_KV))
 
 
 @torch.library.custom_op(f"{OPERATORS}::chunked_forward", mutates_args=())
@@ -459,17 +459,18 @@ def forward_operator(q: Tensor, k: Tensor, b: Tensor, v: Tensor, state: Tensor) 
     inputs = [x.contiguous() for x in (q, k, b, v, state)]
     # Autocast would compute and round every product in half precision.
     with torch.autocast(k.device.type, enabled=False):
-        out, state, saved = chunked_forward(*inputs)
-    return [out, state, *saved]
+        out, state, (inverse, *others) = chunked_forward(*inputs)
+    inverse = inverse.mT.contiguous().mT  # column by column; only on MPS is this a copy
+    return [out.flatten(-3, -2), state, inverse, *others]
 
 
 @forward_operator.register_fake
 def _(q, k, b, v, state):
     *lead, N, C, K = k.shape
     V = v.shape[-1]
-    shapes = [(N, C, V), (K, V), (N, C, C), (N, C, K), (N, K, V), (N, C, V), (N, C, C)]
+    shapes = [(N * C, V), (K, V), (N, C, C), (N, C, K), (N, K, V), (N, C, V), (N, C, C)]
     out, state, inverse, *others = [k.new_empty(*lead, *shape) for shape in shapes]
-    return [out, state, inverse.mT, *others]  # .mT: the solver writes column by column
+    return [out, state, inverse.mT, *others]
 
 
 @torch.library.custom_op(f"{OPERATORS}::chunked_backward", mutates_args=())
@@ -477,12 +478,12 @@ def backward_operator(q: Tensor, k: Tensor, b: Tensor, inverse: Tensor, w: Tenso
                       d: Tensor, P: Tensor, g_out: Tensor, G: Tensor) -> list[Tensor]:
     q, k, b, g_out, G = [x.contiguous() for x in (q, k, b, g_out, G)]
     with torch.autocast(k.device.type, enabled=False):
-        return chunked_backward(q, k, b, inverse, w, starts, d, P, g_out, G)
+        return chunked_backward(q, k, b, inverse, w, starts, d, P, g_out.view(d.shape), G)
 
 
 @backward_operator.register_fake
 def _(q, k, b, inverse, w, starts, d, P, g_out, G):
-    return [x.new_empty(x.shape) for x in (q, k, b, g_out, G)]
+    return [x.new_empty(x.shape) for x in (q, k, b, d, G)]
 
 
 # --- 8. Two proofs --------------------------------------------------------------------------------
@@ -535,7 +536,7 @@ def show_swap_machine(names="abc"):
             _, slots = delta_rule_recurrent(key, key, nothing, two, slots)
             x, spare = key[0].nonzero().flatten().tolist()
             x, spare = names[x], names[spare - n]
-            why = f"{x} moves out" if step < n else f"{x} gets what {spare} had"
+            why = f"park {x}" if step < n else f"fetch {spare} into {x}"
             values = [f"{round(value)}" for value in slots.flatten().tolist()]
             print(f"    swap {x} and {spare}':   variables {' '.join(values[:n])}   "
                   f"spares {' '.join(values[n:])}   {why}")
@@ -558,5 +559,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    from data import run_cli  # imported here: the rest of this file needs nothing but torch
-    run_cli(main)
+    main()
