@@ -160,7 +160,7 @@ def measure(model, task, length, spacing, reveals=768):
             "all": float(whole(correct, batch.numbers).mean())}
 
 
-# --- 4. The study, its table and its picture ------------------------------------------------------
+# --- 4. The trained models, their table and their picture -----------------------------------------
 
 CURRICULUM = [(2, 1), (4, 2), (8, 4), (16, 8)]
 TESTS = [(2, 2), (4, 4), (8, 8), (16, 16), (128, 16)]
