@@ -232,10 +232,10 @@ def passed(stage):
 def show():
     tested = {str(S): partial(first_reveal, spacing=S) for S in (2, 4, 8, 16)}
     tested |= {"(128,16)": percent(128)}
-    paper = [row | {"model": "DeltaNet, the paper's recipe", "millions": 30}
+    paper = [row | {"model": "the paper's recipe", "millions": 30}
              for row in rows_of(PAPER)]
     table("The same tokens: traces of all lengths from (2,1) to (64,8) in batches of 16, warm-up,\n"
-          "cosine decay, averaging over the last tenth. (The paper's recipe: its appendix A.1.)\n"
+          "cosine decay, averaging over the last tenth. (The paper's recipe: DeltaNet, appendix A.1.)\n"
           "Accuracy in % at the first reveal of a trace, after 2 to 16 commands, and at all\n"
           "reveals of (128,16), min-max over the seeds; chance is 20",
           rows_of(TOKENS) + paper, ["model", "millions"],
