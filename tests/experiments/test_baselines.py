@@ -29,7 +29,9 @@ def test_each_stage_shows_equally_many_commands_and_sparse_ones_where_each_has_a
     for length, _ in baselines.STAGES:
         expected = 1200 / length / total
         assert abs(lengths.count(length) - expected) < 4 * expected**0.5
-    assert np.mean(unmoved[True]) > 0.3 and abs(np.mean(unmoved[False]) - 1 / 5) < 0.03
+    sparse = np.mean([0.6, 0.4, 0.3, 0.25, 0.225])  # e stays in place after 1, 2, ..., 5 swaps
+    assert abs(np.mean(unmoved[True]) - sparse) < 0.03
+    assert abs(np.mean(unmoved[False]) - 1 / 5) < 0.03
 
 
 def test_learning_rates_warm_up_and_decay():
