@@ -74,7 +74,7 @@ class Machine(nn.Module):
         at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         last = torch.where((name + value).any(-1), 0, at).cummax(1).values
         mark = tokens.gather(1, last).unsqueeze(-1)
-        place = F.one_hot((at - last).clamp(max=n + 1), n + 2)[..., 1:-1]
+        place = F.one_hot((at - last).clamp(max=n), n + 1)[..., 1:]  # no name is further away
         before = self.names[tokens.gather(1, (last - 1).clamp(min=0))]
 
         left = (mark == self.prompt) * name * place  # e_i, if x_i is the i-th after a prompt

@@ -113,7 +113,7 @@ def test_a_wrong_machine_has_no_proof(proved, monkeypatch, wrong, words):
         certify(proved)
 
 
-# --- The study and the command --------------------------------------------------------------------
+# --- The command and a record ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("argv, word", [
     (["S27"], "a to z"), (["Q5"], "unknown group"), (["S3"], "only 0 of 9 answers")])
