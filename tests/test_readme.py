@@ -37,7 +37,8 @@ def test_the_code_and_the_commands_of_the_spine_run_in_their_order(tmp_path, mon
     monkeypatch.setattr(train.Config, "__init__", few_steps)
     monkeypatch.setattr(evaluation.evaluate_and_print, "__defaults__", (2, 0))  # traces, seed
 
-    monkeypatch.setitem(MODELS, "gru", None)  # a block replaces it
+    for name in ("gru", "gated"):
+        monkeypatch.setitem(MODELS, name, None)  # a block replaces it
     for block in BLOCKS:
         names = {"__name__": "__main__"}
         exec(compile(block, "README.md", "exec"), names)
