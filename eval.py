@@ -12,6 +12,7 @@ Next: train.py, which makes the runs that this file reads.
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import numpy as np
@@ -96,14 +97,19 @@ def print_table(rows):
             print(f"\n     (L,S){names}   95% of perfect")
         printed.append(row)
         name = f"({row['length']},{row['spacing']})"
-        print(f"{name:>10}" + "".join(f"{row[column]:9.4f}" for column in columns)
+        print(f"{name:>10}" + "".join(digits(row[column]) for column in columns)
               + f"   {row['perfect_low']:.4f}-{row['perfect_high']:.4f}")
 
         # At most eight positions, evenly spaced: where along the trace is the state lost?
         by_position = row["by_position"]
         shown = by_position[::-(-len(by_position) // 8)]
-        print("  along it" + "".join(f"{accuracy:9.4f}" for accuracy in shown), flush=True)
+        print("  along it" + "".join(map(digits, shown)), flush=True)
     return printed
+
+
+def digits(accuracy):
+    """Four digits. Only 1 is printed as 1.0000."""
+    return f"{accuracy if accuracy == 1 else min(accuracy, 0.9999):9.4f}"
 
 
 def plot(rows, path, title, trained):
@@ -209,13 +215,14 @@ def main(argv=None):
     add("--seed", type=int, default=0, help="seed of the test traces (default 0)")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
-    figure = Path(args.plot or "x.png")
+    figure = Path("x.png" if args.plot is None else args.plot)
     if figure.suffix not in (".png", ".pdf", ".svg") or not figure.parent.is_dir():
-        raise UserError(f"a figure is a .png, .pdf or .svg in a folder; got {args.plot}")
+        raise UserError(f"a figure is a .png, .pdf or .svg in a folder; got {args.plot!r}")
 
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
+        os.environ.pop("MPLBACKEND", None)  # a notebook's own may be missing here
         curriculum = read_run(args.run)["config"]["curriculum"]
         plot(rows, args.plot, args.run, trained=max(length for length, *_ in curriculum))
 

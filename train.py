@@ -24,10 +24,8 @@ Next: analysis.ipynb, or python -m experiments.
 
 import argparse
 import copy
-import inspect
 import json
 import math
-import re
 import time
 import zlib
 from dataclasses import asdict, dataclass, field, fields
@@ -83,8 +81,9 @@ class Config:
     final_steps: int = 350         # steps of the last stage
     average: bool = True           # return the mean of the last stage's parameters (--no-average)
 
-    # The optimisers. Muon normalises the update, so its learning rate *is* the step size. None is
-    # the model's own (RATES): linrnn 0.01 and 2e-3; twice as much is as fast but less precise.
+    # The optimisers. Muon normalises the update, so its learning rate *is* the step size. None
+    # becomes the model's own (RATES): linrnn 0.01 and 2e-3; twice as much is as fast but less
+    # precise. (To copy a Config for another model, set these three to None again.)
     optimizer: str = None          # muon or adamw, for the matrices
     matrix_lr: float = None        # learning rate of the matrices
     lr: float = None               # learning rate of all other parameters, by AdamW
@@ -113,7 +112,7 @@ class Config:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:  # NaN fails this as well
                 raise UserError(f"{name} must be positive; got {value}")
-        for name in ("repeat_fraction", "literal_fraction", "dense_fraction"):
+        for name in ("repeat_fraction", "literal_fraction", "dense_fraction", "pass_accuracy"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must be from 0 to 1; got {getattr(self, name)}")
 
@@ -205,6 +204,8 @@ def train(model, task, config, folder=None, resume=False,
     log = []
     last = len(config.curriculum) - 1
     averages = config.average and last > 0
+    if averages and any(parameter.dtype.itemsize < 4 for parameter in model.parameters()):
+        raise UserError("half precision rounds an average away; use average=False")
     average = copy.deepcopy(model)
     optimizers = make_optimizers(model, config)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
@@ -306,8 +307,9 @@ def make_optimizers(model, config):
     matrices = []
     others = []
     for name, parameter in model.named_parameters():
-        is_end = parameter in embeddings or "unembedding" in name
-        (matrices if parameter.ndim == 2 and not is_end else others).append(parameter)
+        is_end = parameter in embeddings or "embedding" in name
+        is_matrix = parameter.ndim == 2 and 1 not in parameter.shape  # [n, 1]: gains
+        (matrices if is_matrix and not is_end else others).append(parameter)
 
     # beta2 below torch's 0.999: the runs are short and their gradients change quickly.
     adamw = {"betas": (0.9, 0.95), "weight_decay": config.weight_decay}
@@ -354,10 +356,14 @@ def save(folder, identity, config, now, log, model, average, optimizers):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "model.pt.partial"
-    torch.save({"config": asdict(config), "identity": identity, "model": average.state_dict(),
-                "last": model.state_dict(), "progress": asdict(now), "log": log,
-                "rng": torch.get_rng_state(),  # of dropout on the CPU
-                "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, partial)
+    run = {"config": asdict(config), "identity": identity, "model": average.state_dict(),
+           "last": model.state_dict(), "progress": asdict(now), "log": log,
+           "rng": torch.get_rng_state(),  # of dropout on the CPU
+           "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+    try:
+        torch.save(run, partial)
+    except RuntimeError as error:  # no OSError, as from all else that writes
+        raise UserError(f"{partial} cannot be written") from error
     read_run(partial)  # refuse now, after the first step, what could not be read
     has_run(folder, identity, resume=True)  # refuse if another run has come to this folder
     partial.replace(folder / "model.pt")  # an interruption leaves the old file or the new one
@@ -378,7 +384,9 @@ def restore(folder, model, average, optimizers):
 
 def parse(argv=None):
     """A Config, and the options that are not part of a run."""
-    shown = re.split(r"\n\s+def ", inspect.getsource(Config))[0]  # the fields and their comments
+    # The fields and their comments. (inspect.getsource(Config) fails under python -m cProfile.)
+    source = Path(__file__).read_text(encoding="utf-8")
+    shown = source[source.index("class Config:"):source.index("    def __post_init__")].rstrip()
     parser = make_parser("Train one model on one task.\n\n" + shown)
     add = parser.add_argument
     add("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
@@ -394,7 +402,7 @@ def parse(argv=None):
     if args.traces < 1:
         raise UserError(f"traces must be at least 1; got {args.traces}")
     typed = {part.name: getattr(args, part.name) for part in fields(Config) if part.name in args}
-    if args.resume:
+    if args.resume is not None:  # an empty one begins no new run
         if typed or args.out:
             raise UserError("--resume takes its config and its folder from the run")
         run = read_run(args.resume)

@@ -1,5 +1,7 @@
 """The table measures what it says: on an oracle that executes Python, and forgets on purpose."""
 
+import json
+import os
 import re
 from types import SimpleNamespace
 
@@ -7,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from data import Batch, Group, ReplTask, generator
-from eval import evaluate, evaluate_and_print, load, main, make, plot, predict, read_run, wilson
+from eval import (evaluate, evaluate_and_print, load, main, make, plot, predict, print_table,
+                  read_run, score, wilson)
 from matplotlib.figure import Figure
 from models import LinRNN
 from torch import nn
@@ -55,21 +58,34 @@ def test_exercise_6_a_model_that_stops_tracking_is_at_chance_from_there_on(capsy
     task = ReplTask(Group("S4"))
     broken = Interpreter(task, 4 + 14)
     row, = evaluate_and_print(broken, task, [(16, 1)], traces=50, seed=3)
+    json.dumps(row)  # refuses a number of numpy
     assert row == evaluate(broken, task, 16, 1, 50, 3) != evaluate(broken, task, 16, 1, 50, 4)
 
-    assert (row["chance"], row["reveals"]) == (0.25, 800)
-    assert row["by_position"] == pytest.approx([1] * 14 + [0.25] * 2, abs=0.15)
-    assert row["all"] == pytest.approx(np.mean(row["by_position"]))
-    assert row["final"] == row["by_position"][-1]
-    assert row["perfect"] == pytest.approx(1 / 16, abs=0.06)
-    assert (row["perfect_low"], row["perfect_high"]) == wilson(50 * row["perfect"], 50)
+    along, interval = row["by_position"], (row["perfect_low"], row["perfect_high"])
+    assert (row["chance"], row["reveals"]) == (0.25, 800), "reveals"
+    assert along == pytest.approx([1] * 14 + [0.25] * 2, abs=0.15), "by_position"
+    assert row["all"] == pytest.approx(np.mean(along)), "all"
+    assert row["final"] == along[-1], "final"
+    assert row["perfect"] == pytest.approx(1 / 16, abs=0.06), "perfect"
+    assert interval == wilson(50 * row["perfect"], 50), "perfect_low, perfect_high"
 
-    names, shown, along = capsys.readouterr().out.splitlines()[-3:]
+    names, shown, positions = capsys.readouterr().out.splitlines()[-3:]
     columns = names.split()[1:5]
     assert columns == ["chance", "all", "final", "perfect"]
-    interval = f"{row['perfect_low']:.4f}-{row['perfect_high']:.4f}"
-    assert shown.split() == ["(16,1)", *[f"{row[name]:.4f}" for name in columns], interval]
-    assert along.split() == ["along", "it", *[f"{value:.4f}" for value in row["by_position"][::2]]]
+    numbers = [f"{row[name]:.4f}" for name in columns]
+    assert shown.split() == ["(16,1)", *numbers, "{:.4f}-{:.4f}".format(*interval)]
+    assert positions.split() == ["along", "it", *[f"{value:.4f}" for value in along[::2]]]
+
+
+def test_one_wrong_reveal_of_32768_is_not_printed_as_a_perfect_table(capsys):
+    correct = np.ones((256, 128), bool)
+    correct[7, 1] = False
+    row = {"length": 128, "spacing": 1, "chance": 0.2} | score(correct)
+    row["by_position"][0] = 1 - 1e-5
+    print_table([row])
+    *_, shown, along = capsys.readouterr().out.splitlines()
+    assert shown.split()[1:5] == ["0.2000", "0.9999", "1.0000", "0.9961"]
+    assert along.split()[2:] == ["0.9999"] + ["1.0000"] * 7
 
 
 def test_the_interval_is_wilsons_as_published():
@@ -201,12 +217,13 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
     monkeypatch.setattr("eval.load", lambda run, device: (load(run, device), (task, model))[1])
     lines = []
     monkeypatch.setattr("matplotlib.axes.Axes.axvline", lambda _, x, **more: lines.append(x))
-    monkeypatch.setenv("MPLBACKEND", "module://not_installed")  # a notebook's own does not matter
+    monkeypatch.setenv("MPLBACKEND", "module://not_installed")  # a notebook's own
     main([str(small_run / "model.pt"), *"--lengths 8:4,4:1 --traces 20 --seed 5 --plot".split(),
           str(tmp_path / "table.svg")])
     shown = capsys.readouterr().out
     assert f"<!-- {small_run / 'model.pt'} -->" in (tmp_path / "table.svg").read_text()
     assert lines == [4]  # of the curriculum 2:1,4:2
+    assert "MPLBACKEND" not in os.environ  # or matplotlib may refuse to be imported
 
     evaluate_and_print(model, task, [(8, 4), (4, 1)], 20, 5)
     assert shown == capsys.readouterr().out
@@ -216,6 +233,7 @@ def test_the_command_prints_the_table_of_evaluate_and_draws_it(small_run, tmp_pa
     ("--lengths 64", "LENGTH:SPACING"), ("--lengths 4:2,0:1", "multiple"),
     ("--lengths 4:0", "LENGTH:SPACING"),
     ("--traces 0", "traces"), ("--seed -1", "seed"), ("--plot x.bmp", ".png, .pdf or .svg"),
+    ("--plot=", "got ''"),
     ("--device cuda", "no device 'cuda'"), ("--plot nowhere/x.png", "in a folder")])
 def test_the_command_refuses_bad_input_before_the_work(options, words, small_run, refused):
     assert not refused(main, [small_run, *options.split()], words)

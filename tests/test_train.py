@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,6 +152,19 @@ def test_muon_gets_the_matrices_between_embedding_and_unembedding(optimizer, kin
     assert outer["betas"] == betas and (optimizer == "muon" or inner["betas"] == betas)
 
 
+def test_muon_gets_neither_a_gain_nor_a_part_of_an_embedding():
+    """weight_norm splits a matrix into its directions and a column of gains."""
+    def matrices():
+        muon, _ = trainer.make_optimizers(model, Config())
+        return sorted(x.shape for x in muon.param_groups[0]["params"])
+
+    model = LinRNN(22)
+    before = matrices()
+    for module in (model.embedding, model.blocks[1].project):
+        nn.utils.parametrizations.weight_norm(module)
+    assert matrices() == before
+
+
 def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_seed(monkeypatch):
     def two(model, config):
         first, *others = model.parameters()
@@ -209,8 +224,10 @@ def test_the_average_is_that_of_the_last_of_several_stages(changes, first):
 
 def test_every_field_is_an_option_and_help_shows_it(capsys, monkeypatch, tmp_path):
     """What is typed wins over each default, and the model and the task get it."""
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
+    source = Path(trainer.__file__).read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):  # under a profiler, __main__ is another module
+        exec(source, {"__name__": "__main__", "__file__": trainer.__file__})
     shown = capsys.readouterr().out
     assert all(f"    {name}: " in shown for name in asdict(Config()))
 
@@ -268,6 +285,14 @@ def test_a_config_holds_the_learning_rates_of_its_model_or_those_that_are_typed(
     monkeypatch.setitem(MODELS, "mine", LinRNN)
     main([*SMALL, "--model", "mine", "--final-steps", "1", "--out", str(tmp_path / "mine")])
     assert "adamw 0.004 and adamw 0.004, chance" in capsys.readouterr().out
+
+
+def test_half_precision_is_trained_without_an_average():
+    """The average would stand still: 1/n of the way is rounded to nothing."""
+    model = small_model().bfloat16()
+    with pytest.raises(UserError, match="average=False"):
+        train_small(model=model)
+    train_small({"average": False}, model)
 
 
 # --- The run folder -------------------------------------------------------------------------------
@@ -368,8 +393,12 @@ def test_of_two_runs_that_share_a_folder_one_ends(tmp_path):
         train_small(folder=tmp_path, draw=draw)
 
 
-def test_what_could_not_be_read_again_is_refused_after_the_first_step(tmp_path):
+def test_what_cannot_be_written_or_read_again_is_refused_after_the_first_step(tmp_path):
     """As a number of numpy in the config or in a metric of one's own."""
+    (tmp_path / "full/model.pt.partial").mkdir(parents=True)
+    with pytest.raises(UserError, match="cannot be written"):
+        train_small(folder=tmp_path / "full")
+
     def loss(model, batch, config):
         objective, metrics = trainer.loss(model, batch, config)
         return objective, metrics | {"mine": np.float64(1)}
@@ -420,11 +449,11 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     *[(f"--{name} 0", "must be positive") for name in (
         "warmup", "batch", "d-model", "layers", "heads", "householders", "conv-width",
         "matrix-lr")],
-    ("--repeat-fraction -1", "from 0 to 1"),
+    ("--repeat-fraction -1", "from 0 to 1"), ("--pass-accuracy 97", "from 0 to 1"),
     ("--literal-fraction 50", "from 0 to 1"), ("--dense-fraction nan", "from 0 to 1"),
     ("--out RUN/model.pt/x", "Not a directory"),
     ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume"),
-    ("--resume RUN --out x", "--resume")])
+    ("--resume RUN --out x", "--resume"), ("--resume=", "--resume takes")])
 def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words, small_run, refused,
                                                                  tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
