@@ -8,8 +8,8 @@ float64, the parameters of two processes and of one differ by less than 1e-10.
     python -m experiments.processes                  minutes with one and two processes
     python -m torch.distributed.run --nproc-per-node 2 -m experiments.processes --group S5
 
-The options are those of train.py, on the CPU; the processes must divide the batch. The first one
-alone prints, and writes the run, which eval.py and play read as any other.
+The options are those of train.py, on the CPU. The first process alone prints, and writes the run,
+which eval.py and play read as any other.
 """
 
 import os
@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 
 import train
-from data import run_cli
+from data import UserError, run_cli
 from experiments import chapter, records, table
 
 
@@ -33,6 +33,8 @@ def average(tensor):
 def loss_of_own_rows(model, batch, config):
     """The loss of rows 0, 2, 4, ... in the first of two processes, and the metrics of all rows."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
+    if len(batch.inputs) % size:
+        raise UserError(f"{size} processes cannot share {len(batch.inputs)} traces equally")
     objective, metrics = train.loss(model, batch._make(part[rank::size] for part in batch), config)
 
     # All must see the same accuracy, or they would not pass a stage together.

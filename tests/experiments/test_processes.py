@@ -5,11 +5,14 @@ import os
 from datetime import timedelta
 from functools import partial
 
+import numpy as np
+import pytest
 import torch
 import train as trainer
 from conftest import SMALL
 from torch import distributed
 
+from data import Group, ReplTask, UserError
 from eval import load, read_run
 from experiments import processes
 
@@ -28,6 +31,15 @@ def work(rank, folder):
         timeout=timedelta(seconds=60), world_size=2, rank=rank)
     with contextlib.suppress(SystemExit):  # of all but the first
         processes.main([*TEN_STEPS, "--out", str(folder / "two")])
+
+
+def test_shares_that_differ_in_size_are_refused(monkeypatch):
+    """The mean of their gradients would not be that of the batch."""
+    monkeypatch.setattr(distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 3)
+    batch = ReplTask(Group("S3")).test_batch(16, 2, 1, np.random.default_rng(0))
+    with pytest.raises(UserError, match="3 processes cannot share 16 traces"):
+        processes.loss_of_own_rows(None, batch, trainer.Config())
 
 
 def test_two_processes_write_the_run_of_one(tmp_path, monkeypatch):
