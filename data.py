@@ -162,14 +162,25 @@ class ReplTask(Lexer):
         return self.batch_of(map(self.trace, programs, values))
 
     def draw_programs(self, batch, length, spacing, rng, repeat_fraction=0.0):
-        """Random programs of `length` commands, with a reveal after every `spacing`: a list."""
+        """Random commands, some of them repeated, and uniform reveals: `batch` programs."""
         self.check(length, spacing)
         commands = draw_commands(self.group, self.commands, (batch, length), rng)
         if length >= SHORTEST_WITH_REPEATS:
             repeated = round(repeat_fraction * batch)
             commands[:repeated] = repeat_commands(commands[:repeated], rng)
-        asked = rng.integers(self.group.degree, size=(batch, length // spacing))
-        return [*map(program_of, commands.tolist(), asked.tolist())]
+        return self.with_reveals(commands.tolist(), spacing, rng)
+
+    def with_reveals(self, commands, spacing, rng):
+        """Commands [B, L, n], with a uniform reveal after every `spacing` of them: B programs."""
+        shape = (len(commands), len(commands[0]) // spacing)
+        asked = rng.integers(self.group.degree, size=shape).tolist()
+        programs = []
+        for trace, variables in zip(commands, asked):
+            program = [("command", g) for g in trace]
+            for block, variable in enumerate(variables, 1):  # earlier reveals are in it already
+                program.insert(block * (spacing + 1) - 1, ("reveal", variable))
+            programs.append(program)
+        return programs
 
     def batch_of(self, texts):
         """Traces as a Batch: the target of each token is the token after it."""
@@ -183,16 +194,6 @@ class ReplTask(Lexer):
         if length < 1 or spacing < 1 or length % spacing:
             raise UserError("a trace ends on a reveal, so its length must be a positive multiple "
                             f"of the spacing; got length {length}, spacing {spacing}")
-
-
-def program_of(commands, asked):
-    """Commands [L, n], evenly divided by a reveal of each variable in asked [L/S]: a program."""
-    spacing = len(commands) // len(asked)
-    program = []
-    for block, variable in enumerate(asked):
-        program += [("command", g) for g in commands[block * spacing:][:spacing]]
-        program.append(("reveal", variable))
-    return program
 
 
 # Any class with these four members is a task:

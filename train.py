@@ -218,8 +218,6 @@ def train(model, task, config, folder=None, resume=False,
         start = time.perf_counter()
         stage = now.stage
         length, spacing, *_ = config.curriculum[stage]
-        for optimizer, peak in zip(optimizers, peaks):
-            optimizer.param_groups[0]["lr"] = peak * lr_scale(config, now)
 
         # Draw. The batch depends on the seed and the step only, so a resumed run draws the batches
         # that the interrupted run would have drawn.
@@ -236,7 +234,8 @@ def train(model, task, config, folder=None, resume=False,
                             "(or does a batch have no reveals?)")
 
         # Update, and average over the last stage, unless it is the only one.
-        for optimizer in optimizers:
+        for optimizer, peak in zip(optimizers, peaks):
+            optimizer.param_groups[0]["lr"] = peak * lr_scale(config, now)
             optimizer.step()
         update_mean(average, model, now.stage_step + 1 if averages and stage == last else 1)
 

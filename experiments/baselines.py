@@ -28,7 +28,7 @@ from functools import partial
 
 import numpy as np
 
-from data import Group, ReplTask, draw_commands, program_of, run_cli
+from data import Group, ReplTask, draw_commands, run_cli
 from eval import evaluate
 from experiments import (ALL_STAGES, NAMES, Study, at, chapter, decaying, evaluate_all, grid,
                          percent, rates, records, summary, table)
@@ -148,8 +148,7 @@ def draw_swaps(task, config, now, rng):
 
     traces = [[g if full else tuple(g) for g, full in zip(trace, is_full)]
               for trace in commands.tolist()]
-    asked = rng.integers(task.group.degree, size=(config.batch, length // spacing))
-    programs = map(program_of, traces, asked.tolist())
+    programs = task.with_reveals(traces, spacing, rng)
     return task.batch_of(map(task.trace, programs)), stage == now.stage
 
 
