@@ -17,7 +17,7 @@ Here the machine is put in and proved; in the next chapter, `found`, it is found
     python -m experiments.exact S4 [SEED]     train a model of S4, and prove it
 
 Source: ours. (Exact as observed: arXiv 2511.22751; on bounded inputs, by a solver: 2605.24033.)
-Next: copies.py.
+Next: found.py.
 """
 
 import sys
