@@ -6,11 +6,7 @@ of commands. Errors of a repeated command point the same way and add up. So loop
 128 commands, a loop of ten has kept 85 to 97% of the values, and one repeated command 33 to 58%.
 
 A line that shows a value ends the error of that variable, if the model writes the value into its
-state. But test traces begin with 1, 2, ..., and a model that counts on that need not read. Three
-parts of train.py's dense batches make a model read: more reveals, random first values, and
-literals, as in `b = 3`. Without literals a model keeps 32 to 50% of the values that they set, and
-without random first values 66 to 87% of first values. Without more reveals, one of three models
-keeps 28% of the values that literals set.
+state. That takes training in which models must read (parts.py).
 
     python -m experiments.drift [--run]    the tables; --run: four minutes per missing run
     python -m experiments.drift DIR        the same tables for your own run
@@ -26,13 +22,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import ReplTask, generator, run_cli
+from data import generator, run_cli
 from eval import evaluate, make
 from experiments import Study, chapter, grid, records, summary, table
-from experiments.groups import compose, run_commands
+from experiments.groups import run_commands
 from experiments.inside import fit_image, settled_states
 from experiments.plots import BLUE, GREY, RED, canvas, draw_lines, ticks_at
-from experiments.reading import answers_correctly, follow, read
+from experiments.reading import correct_after, first_values, repeat, told_values
 from train import Config, train
 
 # --- 1. What a model knows ------------------------------------------------------------------------
@@ -62,46 +58,6 @@ def measure(model, task):
     for L, S in TESTS:  # fewer of the long traces
         found[f"({L},{S})"] = evaluate(model, task, L, S, min(256, 2**15 // L))["all"]
     return found
-
-
-def correct_after(model, task, commands, values=None, state=None):
-    """Which values are correct after commands [B, L, n], without a reveal: bool [B, n].
-
-    values [B, n], state: what they begin with, by default 1, 2, ... and the first lines.
-    """
-    *_, state = follow(model, task, commands, state)
-    values = np.arange(task.group.degree) if values is None else values
-    return answers_correctly(model, task, state, compose(values, run_commands(commands)[:, -1]))
-
-
-def repeat(commands, total):
-    """The commands [B, k, n] repeatedly, `total` of them: [B, total, n]."""
-    return np.tile(commands, (1, total, 1))[:, :total]
-
-
-def first_values(model, task, commands, rng):
-    """Which of random first values are correct after commands [B, L, n]: bool [B, n]."""
-    values = rng.integers(task.group.degree, size=commands[:, 0].shape)
-    _, state = read(model, task, map(task.start_lines, values))
-    return correct_after(model, task, commands, values, state)
-
-
-def told_values(model, task, line, before, after, rng):
-    """Commands, then a line that gives one variable another value, then commands: [B, L, n] each.
-
-    line: task.literal_line, or task.reveal_lines, which then are false.
-    Returns: the accuracy of this value right after the line and at the end.
-    """
-    n = task.group.degree
-    *_, state = follow(model, task, before)
-    values = run_commands(before)[:, -1]
-    told = rng.integers(n, size=(len(before), 1)) == np.arange(n)  # one variable of each trace
-    values[told] = (values[told] + rng.integers(1, n, size=len(before))) % n
-    _, state = read(model, task, map(line, told.argmax(1), values[told]), state)
-
-    moved = compose(told, run_commands(after)[:, -1])  # where commands have brought this value
-    return (answers_correctly(model, task, state, values)[told].mean(),
-            correct_after(model, task, after, values, state)[moved].mean())
 
 
 # --- 2. The law of the errors ---------------------------------------------------------------------
@@ -140,39 +96,14 @@ def exponent(error, end=64):
 
 # --- 3. The study ---------------------------------------------------------------------------------
 
-RECIPES = ["default", "no literals", "no random first values", "no dense reveals"]
-SETTINGS = [*grid(recipe=RECIPES[:1], seed=range(290, 310)),
-            *grid(recipe=RECIPES[1:], seed=range(290, 293))]
-
-
-class Recipe(ReplTask):
-    """ReplTask, without one of the three parts of a dense batch, or as it is."""
-
-    def __init__(self, group, recipe):
-        super().__init__(group, literal_fraction=Config.literal_fraction)
-        self.recipe = recipe
-
-    def dense_batch(self, batch, length, spacing, rng):
-        if self.recipe == "no dense reveals":
-            spacing = dict(Config.curriculum)[length]  # that of the stage
-        return super().dense_batch(batch, length, spacing, rng)
-
-    def trace(self, program, values=None):
-        values = None if self.recipe == "no random first values" else values
-        if self.recipe == "no literals":
-            program = [event for event in program if event[0] != "literal"]
-        return super().trace(program, values)
-
-
 def run(setting, folder):
     config = Config(seed=setting["seed"])
     task, model = make(asdict(config))
-    recipe = Recipe(task.group, setting["recipe"])
-    model, log = train(model, recipe, config, folder, resume=True)
+    model, log = train(model, task, config, folder, resume=True)
     return summary(model, log) | measure(model, task)
 
 
-STUDIES = [Study("drift", SETTINGS, run)]
+STUDIES = [Study("drift", grid(seed=range(290, 310)), run)]
 
 
 # --- 4. The tables and the picture ----------------------------------------------------------------
@@ -190,20 +121,19 @@ def show(rows=None):
     rows = rows or records("drift")
     exponents = {"exponents": lambda row: exponent(row["law"]["random"]),
                  "": lambda row: exponent(row["law"]["repeated"])}
-    table("What is read, by what training lacked: random first values, and the value of a\n"
-          "literal, 8 commands later; false reveals that are believed; in % (chance is 20)",
-          rows, ["recipe"], in_percent(READS))
+    table("What is read: random first values, and the value of a literal, 8 commands later; false\n"
+          "reveals that are believed; in % (chance is 20)", rows, [], in_percent(READS))
     table("What drifts: values correct after 128 commands without a reveal, one command or a\n"
           "loop of ten; traces with all values correct after 256 random ones; reveals; in %; and\n"
-          "the exponents with which errors of random and of repeated commands grow", rows,
-          ["recipe"], in_percent(DRIFTS) | exponents)
+          "the exponents with which errors of random and of repeated commands grow", rows, [],
+          in_percent(DRIFTS) | exponents)
 
 
 def picture():
-    """The error by the number of commands, for the seeds of the default recipe."""
+    """The error by the number of commands."""
     figure, ((axes,),) = canvas("Errors of random commands grow as the root of their number,\n"
                                 "errors of a repeated command grow faster")
-    laws = [row["law"] for row in records("drift", recipe="default")]
+    laws = [row["law"] for row in records("drift")]
     axes.set(yscale="log", xlabel="commands", ylabel="error in the table (0.5: a value is misread)")
     axes.axhline(0.5, color=GREY, linestyle="--", linewidth=0.9)
     draw_lines(axes, {f"{kind} commands": (range(1, 129), [law[kind] for law in laws], colour)
@@ -213,7 +143,7 @@ def picture():
 
 
 def show_run(task, model):
-    show([{"recipe": "your run"} | measure(model, task)])
+    show([measure(model, task)])
 
 
 def main(argv=None):

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from eval import device_of, evaluate
+from experiments.groups import compose, run_commands
 
 TOKENS_AT_ONCE = 1024  # of each trace, in predict_stream
 
@@ -46,6 +47,46 @@ def answers_correctly(model, task, state, values):
         answers.append(logits[:, -1].argmax(-1).numpy())
     ids = np.array([task.ids[value] for value in task.values])
     return np.stack(answers, 1) == ids[values]
+
+
+def correct_after(model, task, commands, values=None, state=None):
+    """Which values are correct after commands [B, L, n], without a reveal: bool [B, n].
+
+    values [B, n], state: what they begin with, by default 1, 2, ... and the first lines.
+    """
+    *_, state = follow(model, task, commands, state)
+    values = np.arange(task.group.degree) if values is None else values
+    return answers_correctly(model, task, state, compose(values, run_commands(commands)[:, -1]))
+
+
+def repeat(commands, total):
+    """The commands [B, k, n] repeatedly, `total` of them: [B, total, n]."""
+    return np.tile(commands, (1, total, 1))[:, :total]
+
+
+def first_values(model, task, commands, rng):
+    """Which of random first values are correct after commands [B, L, n]: bool [B, n]."""
+    values = rng.integers(task.group.degree, size=commands[:, 0].shape)
+    _, state = read(model, task, map(task.start_lines, values))
+    return correct_after(model, task, commands, values, state)
+
+
+def told_values(model, task, line, before, after, rng):
+    """Commands, then a line that gives one variable another value, then commands: [B, L, n] each.
+
+    line: task.literal_line, or task.reveal_lines, which then are false.
+    Returns: the accuracy of this value right after the line and at the end.
+    """
+    n = task.group.degree
+    *_, state = follow(model, task, before)
+    values = run_commands(before)[:, -1]
+    told = rng.integers(n, size=(len(before), 1)) == np.arange(n)  # one variable of each trace
+    values[told] = (values[told] + rng.integers(1, n, size=len(before))) % n
+    _, state = read(model, task, map(line, told.argmax(1), values[told]), state)
+
+    moved = compose(told, run_commands(after)[:, -1])  # where commands have brought this value
+    return (answers_correctly(model, task, state, values)[told].mean(),
+            correct_after(model, task, after, values, state)[moved].mean())
 
 
 @torch.no_grad()

@@ -1,16 +1,16 @@
 """What a model knows after a trace is measured, and the law by which errors grow."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from machine import SwapMachine
 
 from data import Group, ReplTask, generator
-from experiments import drift
-from experiments.drift import correct_after, errors, exponent, repeat
+from experiments import drift, reading
+from experiments.drift import errors, exponent
 from experiments.inside import fit_image
+from experiments.reading import correct_after, first_values, repeat
+
 
 def rng(seed):
     return generator(seed, "test")
@@ -43,9 +43,10 @@ def test_a_loop_repeats_its_commands_and_ends_in_the_middle_of_a_round(length):
 
 
 def test_first_values_are_all_triples(monkeypatch):
-    monkeypatch.setattr(drift, "correct_after", lambda model, task, commands, values, state: values)
+    monkeypatch.setattr(reading, "correct_after",
+                        lambda model, task, commands, values, state: values)
     machine = SwapMachine("S3")
-    drawn = drift.first_values(machine, machine.task, Group("S3").draw((240, 4), rng(1)), rng(0))
+    drawn = first_values(machine, machine.task, Group("S3").draw((240, 4), rng(1)), rng(0))
     assert len(np.unique(drawn, axis=0)) == 27
 
 
@@ -75,22 +76,6 @@ def test_a_record_says_what_a_model_knows(believes, last, correct, monkeypatch):
     known = {name for name, accuracy in found.items() if accuracy > 0.97}
     assert known == correct and all(found[name] <= 0.5 for name in found.keys() - known)
     assert believes or found["literal 8"] == 0  # it is another value than before
-
-
-@pytest.mark.parametrize("recipe, spacing, random_values, literals", [
-    ("default", 1, True, True), ("no literals", 1, True, False),
-    ("no random first values", 1, False, True), ("no dense reveals", 4, True, True)])
-def test_a_recipe_lacks_one_part_of_the_dense_batches(recipe, spacing, random_values, literals):
-    """Half of the batches have literals, as with train.py's own task."""
-    task = drift.Recipe(Group("S5"), recipe)
-    shown = []
-    for seed in range(20):
-        batch = task.dense_batch(1, 32, 1, generator(seed, "train"))
-        assert batch.reveals.sum() == 32 / spacing
-        text = task.decode(batch.inputs[0])
-        assert text.startswith(task.start_lines()) != random_values
-        shown.append(len(re.findall(r" = \d", text)) > 5)
-    assert {*shown} == {False, literals}
 
 
 # --- The law --------------------------------------------------------------------------------------
@@ -124,16 +109,13 @@ def test_errors_of_a_repeated_command_grow_faster():
 
 # --- The tables -----------------------------------------------------------------------------------
 
-def test_the_tables_have_a_line_for_each_recipe_and_for_your_own_run(small_run, capsys,
+def test_the_tables_have_a_line_for_the_records_and_for_your_own_run(small_run, capsys,
                                                                      monkeypatch):
     row = dict.fromkeys([*drift.READS.values(), *drift.DRIFTS.values()], 0.5)
     row["law"] = {"random": np.arange(1.0, 65) ** 2, "repeated": np.arange(1.0, 65)}
-    drift.show([{"recipe": "a", **row}, {"recipe": "a", **row, "loop 1": 0.75},
-                {"recipe": "b", **row}])
+    drift.show([row, {**row, "loop 1": 0.75}])
     monkeypatch.setattr(drift, "measure", lambda model, task: row)
     drift.main([str(small_run)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "  " in line]
-    assert lines[1:3] == [["a", *["50.0"] * 3], ["b", *["50.0"] * 3]]
-    assert lines[4:6] == [["a", "50.0-75.0", *["50.0"] * 5, "2.0", "1.0"],
-                          ["b", *["50.0"] * 6, "2.0", "1.0"]]
-    assert lines[7] == ["your", "run", *["50.0"] * 3]
+    assert lines[1::2] == [["50.0"] * 3, ["50.0-75.0", *["50.0"] * 5, "2.0", "1.0"],
+                           ["50.0"] * 3, [*["50.0"] * 6, "2.0", "1.0"]]

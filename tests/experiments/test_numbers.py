@@ -23,8 +23,12 @@ def span(values, digits=0):
     return f"{min(values):,.{digits}f} to {max(values):,.{digits}f}"
 
 
-def drift(key, recipe="default"):
-    return [100 * value for value in of("drift", key, recipe=recipe)]
+def drift(key):
+    return [100 * value for value in of("drift", key)]
+
+
+def part(name, key):
+    return [100 * value for value in of("parts", key, part=name)]
 
 
 def first(after):
@@ -49,9 +53,14 @@ CLAIMS = [
     lambda: f"values, one repeated command {span(drift('loop 1'))}%.",
     lambda: f"values, and one repeated command {span(drift('loop 1'))}%.",
     lambda: f"at least {drift('literal 8')[0]:.0f}% of those that a literal has set",
-    lambda: f"keeps {span(drift('literal 8', 'no literals'))}% of the values that they set",
-    lambda: f"first values {span(drift('repeats 8', 'no random first values'))}% of first",
-    lambda: f"three models keeps {drift('literal 8', 'no dense reveals')[0]:.0f}% of the values",
+    lambda: f"Without averaging, {span(part('no averaging', '(256,32)'))}% of the reveals of",
+    lambda: f"decay instead {part('decaying learning rates', '(256,32)')[0]:.0f}%, and without",
+    lambda: f"weight on reveals {part('no extra weight on reveals', '(256,32)')[0]:.0f}%",
+    lambda: f"(the default: at least {part('the default', '(256,32)')[0]:.0f}%)",
+    lambda: f"Without dense batches it keeps {part('no dense batches', 'literal')[0]:.0f}% of the",
+    lambda: f"that have no literals {span(part('no literals', 'literal'))}%.",
+    lambda: f"it keeps {span(part('no random first values', 'first values'))}% of first values.",
+    lambda: f"three models keeps {part('no more reveals in them', 'literal')[0]:.0f}% of what",
     lambda: f"believes {span(drift('false reveals'))}% of *false* reveals",
     lambda: f"depends on the seed: {span(drift('whole'))}%",
     lambda: "{:.1f} to {:.0f} times as fast".format(*of("bench", "loop")),
