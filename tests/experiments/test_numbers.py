@@ -57,6 +57,8 @@ CLAIMS = [
     lambda: f"decay instead {part('decaying learning rates', '(256,32)')[0]:.0f}%, and without",
     lambda: f"weight on reveals {part('no extra weight on reveals', '(256,32)')[0]:.0f}%",
     lambda: f"(the default: at least {part('the default', '(256,32)')[0]:.0f}%)",
+    lambda: f"gets {span(part('these two, no write gate', '(256,32)'))}%, and on two",
+    lambda: f"of the default, {span(drift('whole'))}% of the traces are whole",
     lambda: f"Without dense batches it keeps {part('no dense batches', 'literal')[0]:.0f}% of the",
     lambda: f"that have no literals {span(part('no literals', 'literal'))}%.",
     lambda: f"it keeps {span(part('no random first values', 'first values'))}% of first values.",
