@@ -306,7 +306,8 @@ def refusal(model, task):
 #
 # There, a reveal of x was answered for each value, from an S in which only the slots of x hold it.
 # The text reads the same row. It is one of x: another one would be the same for all n values, and n
-# different answers could not be right. So it holds what it held there, and the answer is right.
+# different answers could not be right. So it holds what it held there. All else at the blank
+# depends on line and context alone, so the answer is the same: right.
 #
 # Assumed: rounding outside S moves no difference of two logits by GAP where a move or a slot is
 # chosen, or by MARGIN where a token is. (Parameters are below 100. Measured: below 1e-4.)
