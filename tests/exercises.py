@@ -82,12 +82,12 @@ HIDDEN = r"^(#     g\([VKBQ]\) =).*?( +\(1[3-6]\))|^(# --- 8\. .*\n#)(?:\n#.*)+"
 # --- The students' copy ---------------------------------------------------------------------------
 
 def make(out):
-    """Write the project without the solutions and without the teacher's half of TEACHING.md."""
+    """Write the project without the solutions and the answers."""
     copy_project(out)
     for number, exercise in EXERCISES.items():
         rewrite(out / exercise.file, lambda text: blank(text, number))
     rewrite(out / "scan.py", lambda text: re.sub(HIDDEN, r"\1\3 ?\2", text, flags=re.M))
-    rewrite(out / "experiments/TEACHING.md", lambda text: text.partition("## For the teacher")[0])
+    (out / "experiments/ANSWERS.md").unlink()
     rewrite(out / "README.md", lambda text: "*Twelve functions are left blank here: see "
                                             f"experiments/TEACHING.md*\n\n{text}")
 
