@@ -65,6 +65,7 @@ CLAIMS = [
     lambda: f"three models keeps {part('no more reveals in them', 'literal')[0]:.0f}% of what",
     lambda: f"believes {span(drift('false reveals'))}% of *false* reveals",
     lambda: f"depends on the seed: {span(drift('whole'))}%",
+    lambda: f"25 to 48 it then answers at least {int(10 * drift('joined late')[0]) / 10}%.",
     lambda: "{:.1f} to {:.0f} times as fast".format(*of("bench", "loop")),
     lambda: "{:.1f} to {:.0f} times as long".format(*of("bench", "loop")),
     lambda: f"{span(first(8))}% after 8 commands and, on one of three seeds, {first(16)[2]}% after",
