@@ -331,6 +331,8 @@ def identity_of(model, task, config, draw):
         options = {name: value for name, value in vars(module).items() if name[0] != "_"}
         parts += [type(module).__name__, options]
         parts += [(x.shape, x.requires_grad) for x in module.parameters(recurse=False)]
+    saved = model.state_dict()  # a resumed run has its other buffers from the new model
+    parts += [(name, x.tolist()) for name, x in model.named_buffers() if name not in saved]
 
     def name(value):  # of a function or a class, and of the class of anything else
         return getattr(value, "__qualname__", type(value).__name__)

@@ -345,9 +345,10 @@ class OtherLinRNN(LinRNN):
     pass
 
 
-def small_with(model=None, **attributes):
-    """A small model with more attributes."""
+def small_with(model=None, scale=1.0, **attributes):
+    """A small model with more attributes, and a buffer that is not saved."""
     model = model or small_model()
+    model.register_buffer("scale", torch.tensor(scale), persistent=False)
     attributes = {"options": (1, [lambda x: x, None]), "cache": object()} | attributes
     for name, value in attributes.items():
         setattr(model, name, value)
@@ -367,7 +368,7 @@ def frozen():
     {"task": ReplTask(Group("S3"), literal_fraction=0.0)},
     {"model": small_with(OtherLinRNN(16, d_model=8, heads=2))}, {"model": small_with(frozen())},
     {"model": small_with(LinRNN(16, d_model=8, heads=2, beta_max=1.0))},
-    {"model": small_with(more=nn.Parameter(torch.zeros(1)))},
+    {"model": small_with(more=nn.Parameter(torch.zeros(1)))}, {"model": small_with(scale=2.0)},
     {"model": small_with(options=(1, [F.silu, None]))},
     {"model": small_with(options=(1, [lambda x: x, 0]))}])
 def test_another_config_model_or_task_is_another_run(change, tmp_path):
