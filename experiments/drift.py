@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import generator, program_of, run_cli
+from data import generator, run_cli
 from eval import evaluate, make, predict
 from experiments import Study, chapter, grid, records, summary, table
 from experiments.groups import run_commands
@@ -67,10 +67,9 @@ def join_late(model, task, commands, rng):
 
     commands [B, L, n]: they begin with the values 1, 2, ... in a random order.
     """
-    batch, length, n = commands.shape
+    batch, length, _ = commands.shape
     values = task.group.draw((batch,), rng).tolist()
-    asked = rng.integers(n, size=(batch, length)).tolist()
-    traces = map(task.trace, map(program_of, commands.tolist(), asked), values)
+    traces = map(task.trace, task.with_reveals(commands.tolist(), 1, rng), values)
     skipped = len(task.encode(task.start_lines()))
     inputs, targets, reveals = [part[:, skipped:] for part in task.batch_of(traces)]
     correct = (predict(model, inputs) == targets)[reveals].reshape(batch, length)

@@ -69,7 +69,6 @@ CLAIMS = [
     lambda: "{:.1f} to {:.0f} times as fast".format(*of("bench", "loop")),
     lambda: "{:.1f} to {:.0f} times as long".format(*of("bench", "loop")),
     lambda: f"{span(first(8))}% after 8 commands and, on one of three seeds, {first(16)[2]}% after",
-    lambda: "{}, {}, {} after 8 commands, and {}, {}, {}".format(*first(8), *first(16)),
     lambda: f"to {span(first(8))}% after eight commands",
     lambda: f"at least {int(cost(12, 'lstm')[0] / cost(12, 'linrnn')[-1])} times DeltaNet's tokens",
     lambda: f"(32,4), after {span(cost(11, 'lstm'))} million tokens",
