@@ -17,7 +17,7 @@ from conftest import ROOT, session, typed_lines
 from models import MODELS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
-CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the spine alone
+CHAPTERS = (ROOT / "experiments").is_dir()  # .ci/run also tests the five files alone
 TEACHING = ROOT / "experiments" / "TEACHING.md"
 BLOCKS = ["".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))  # of a page: one session
           for page in [README, TEACHING.read_text("utf-8") if CHAPTERS else ""]]
