@@ -34,7 +34,7 @@ fla/layers/delta_net.py of flash-linear-attention, commit bc3b101d):
     one wide convolution       line 88: a short one inside each layer; ours is before all layers
 Measured on S5 (lab book, `parts`): with SiLU, with sigmoids, without a write gate or with
 4 tokens it learns as well. SiLU costs precision at length; the gate, and more than 4 tokens, buy
-nothing. One layer of fla, with its short convolution, stays at chance.
+nothing. One layer of fla, with its short convolution, stays near chance.
 
 Next: eval.py.
 """
