@@ -318,8 +318,9 @@ def refusal(model, task):
 CHANGES = {"no price": {"price": 0}, "no diversity": {"diversity": 0}, "no noise": {"noise": 0},
            "no bound": {"bound": 1e6}, "no mining": {"mining": 0}, "2n slots": {"spare": 3}}
 SETTINGS = [*grid(group=["S3"], seed=range(360, 370), change=["none"]),
-            *grid(group=["S5"], seed=range(363, 367), change=["none"]),
-            *grid(group=["S3"], seed=[360], change=[*CHANGES])]
+            *grid(group=["S5"], seed=range(363, 373), change=["none"]),
+            *grid(group=["S4", "A5"], seed=range(360, 363), change=["none"]),
+            *grid(group=["S3"], seed=range(360, 363), change=[*CHANGES])]
 PATH = RESULTS / "models/found-S3-seed360.pt"
 TESTS = [(64, 8), (256, 32), (1024, 128), (8192, 1024)]
 

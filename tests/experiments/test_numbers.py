@@ -57,6 +57,7 @@ CLAIMS = [
     lambda: f"decay instead {span(part('decaying learning rates', '(256,32)'))}%, and without",
     lambda: f"on reveals {span(part('no extra weight on reveals', '(256,32)'))}%",
     lambda: f"(the default: at least {part('the default', '(256,32)')[0]:.0f}%)",
+    lambda: f"q, k and v it gets {span(part('SiLU on q, k, v', '(256,32)'))}%; with",
     lambda: f"gets {span(part('these two, no write gate', '(256,32)'))}%, and on two",
     lambda: f"Without dense batches it keeps {span(part('no dense batches', 'literal'))}% of the",
     lambda: f"that have no literals {span(part('no literals', 'literal'))}%.",
