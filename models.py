@@ -58,7 +58,7 @@ class LocalBlock(nn.Module):
     The key of a swap depends on a name AND its place in the command. So the convolution is dense
     (every channel sees every other), and by default (eval.make) it has n + 3 tokens: ` = `, the n
     names after it, the end of the line, and the next `>>> `. So the layer is told how long a line
-    is. It need not be: on S5, 4 tokens do as well (lab book, `parts`).
+    is. It need not be: on S5, 4 tokens do as well, and 16 read literals worse (lab book, `parts`).
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 

@@ -13,7 +13,8 @@ it loses most values that literals set.
 Some make it read. Test traces begin with 1, 2, ..., and a model that counts on that need not read
 the values that lines show. Without dense batches it keeps 2 to 20% of the values that literals set,
 and with dense batches that have no literals 32 to 50%. Without random first values it keeps 66 to
-87% of first values. Without more reveals, one of three models keeps 28% of what literals set.
+87% of first values. Without more reveals, one of three models keeps 28% of what literals set, and
+with a convolution of 16 tokens they keep 8 to 92%.
 
 Three parts buy nothing on three seeds: the write gate, a convolution of more than 4 tokens, and
 repeated commands, without which it learns sooner and is more precise.
@@ -138,7 +139,8 @@ PARTS = {
         "no dense batches": Part({"dense_fraction": 0.0}),
         "no more reveals in them": Part(task=NotDenser, seeds=[290, 291, 292]),
         "no random first values": Part(task=FromOne, seeds=[290, 291, 292]),
-        "no literals": Part({"literal_fraction": 0.0}, seeds=[290, 291, 292])},
+        "no literals": Part({"literal_fraction": 0.0}, seeds=[290, 291, 292]),
+        "convolution of 16": Part({"conv_width": 16})},
     "nothing": {
         "no write gate": Part(block=NoWriteGate),
         "convolution of 4": Part({"conv_width": 4}),

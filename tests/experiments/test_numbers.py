@@ -63,6 +63,7 @@ CLAIMS = [
     lambda: f"that have no literals {span(part('no literals', 'literal'))}%.",
     lambda: f"it keeps {span(part('no random first values', 'first values'))}% of first values.",
     lambda: f"three models keeps {part('no more reveals in them', 'literal')[0]:.0f}% of what",
+    lambda: f"16 tokens they keep {span(part('convolution of 16', 'literal'))}%.",
     lambda: f"believes {span(drift('false reveals'))}% of *false* reveals",
     lambda: f"depends on the seed: {span(drift('whole'))}%",
     lambda: f"25 to 48 it then answers at least {int(10 * drift('joined late')[0]) / 10}%.",
