@@ -9,7 +9,8 @@ tokens alone. So training finds where a variable lives, which tokens write, whic
 which swaps are a command (insertion: a name on the right fetches its value). In training, p_r in
 p = softmax(W x) is a coin for move r, and S the expected state: a DeltaProduct, its keys constant.
 The finished model takes the likeliest move: one step of DeltaNet, with beta = 1. Half of the
-commands are drawn from those that it gets wrong. It ends with a proof, or begins anew (`tries`).
+commands are drawn from those that it gets wrong. Training ends with a proof, or begins anew: on S3
+and S5, ten of ten seeds are proved, one of them at the second try.
 
 It cannot drift, since float32 swaps and writes integers without rounding. It sees a window, so a
 search through all its states proves all programs (`certify`). One model was right at every length
@@ -380,7 +381,7 @@ def show():
     measured = ("tries", "steps", "cpu_seconds", "states", "margin", "gap")
     columns = {"proved": lambda row: "refused" not in row,
                "million tokens": lambda row: row["tokens"] / 1e6,
-               **{key: lambda row, key=key: row.get(key) for key in measured}, **by_test(TESTS)}
+               **{key: lambda row, key=key: row.get(key) for key in measured}, **by_test(TESTS[1::2])}
     table("Trained from scratch: how many are proved; the least margin of an answer and of a "
           "choice;\nand reveals correct in % (chance 33.3, 25 or 20)",
           [row for row in rows if row["change"] == "none"], ["group"], columns)
