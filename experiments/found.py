@@ -401,7 +401,7 @@ def main(argv=None):
     task, model, _ = train_found(**vars(parser.parse_args(argv)))
     print("Proved (see certify): {answers:,} answers in {states} states, by a margin of "
           "{margin:.1f}.\n".format(**certify(model, task)))
-    print(*machine(model, task), sep="\n")
+    print(*machine(model, task), "\n(4 traces; the proof needs none)", sep="\n")
     print_table(evaluate_stream(model, task, *test, traces=4) for test in TESTS[::3])
 
 
