@@ -139,8 +139,8 @@ def show(rows=None):
     exponents = {"exponents": lambda row: exponent(row["law"]["random"]),
                  "": lambda row: exponent(row["law"]["repeated"])}
     table("What is read: random first values, and the value of a literal, 8 commands later; false\n"
-          "reveals that are believed; the last 24 of 48 reveals of a trace without its first lines;\n"
-          "in % (chance is 20)", rows, [], in_percent(READS))
+          "reveals that are believed; the last 24 of 48 reveals of a trace without its first\n"
+          "lines; in % (chance is 20)", rows, [], in_percent(READS))
     table("What drifts: values correct after 128 commands without a reveal, one command or a\n"
           "loop of ten; traces with all values correct after 256 random ones; reveals; in %; and\n"
           "the exponents with which errors of random and of repeated commands grow", rows, [],
