@@ -176,9 +176,11 @@ class ReplTask(Lexer):
         asked = rng.integers(self.group.degree, size=shape).tolist()
         programs = []
         for trace, variables in zip(commands, asked):
-            program = [("command", g) for g in trace]
-            for block, variable in enumerate(variables, 1):  # earlier reveals are in it already
-                program.insert(block * (spacing + 1) - 1, ("reveal", variable))
+            program = []
+            for t, g in enumerate(trace, 1):
+                program.append(("command", g))
+                if t % spacing == 0:
+                    program.append(("reveal", variables[t // spacing - 1]))
             programs.append(program)
         return programs
 
@@ -279,11 +281,10 @@ def read_name(name):
 
 
 def closure(name, generators):
-    """All products, in lexicographic order.  Raises: UserError if they are no transitive group."""
+    """All products, in lexicographic order.  Raises: UserError if the group is not transitive."""
     generators = np.asarray(generators)
     points = np.arange(generators.shape[-1])
-    if (generators.ndim != 2 or generators.dtype.kind not in "iu"
-            or (np.sort(generators) != points).any()):
+    if generators.ndim != 2 or (np.sort(generators) != points).any():
         raise UserError(f"group {name}: each permutation must list the positions 0, 1, ... in some "
                         f"order; got {str(generators.tolist())[:40]}")
 

@@ -12,7 +12,6 @@ Next: train.py, which makes the runs that this file reads.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +58,7 @@ def evaluate(model, task, length, spacing, traces=256, seed=0, predict=predict):
     batch = task.test_batch(traces, length, spacing, rng)
     correct = predict(model, batch.inputs) == batch.targets
     # Row by row: stack refuses traces with different numbers of reveals.
-    correct = np.stack([row[mask] for row, mask in zip(correct, batch.reveals.astype(bool))])
+    correct = np.stack([row[mask] for row, mask in zip(correct, batch.reveals)])
     return {"length": length, "spacing": spacing, "chance": task.chance} | score(correct)
 
 
@@ -160,15 +159,13 @@ def read_run(folder):
     except Exception as error:  # torch raises many kinds
         raise UserError(f"{path} cannot be read: it is damaged, or holds more than tensors and "
                         "Python's own numbers, texts, lists and dicts") from error
-    if not isinstance(run, dict) or not {"config", "model"} <= run.keys():
-        raise UserError(f"{path} is no run of train.py: it has no config")
     return run
 
 
 def make(config):
     """The task of a config (the fields of train.Config, as a dict), and its untrained model."""
     task = ReplTask(Group(config["group"]), config["commands"], config["repeat_fraction"],
-                    config.get("literal_fraction", 0))  # older runs have read no literals
+                    config["literal_fraction"])
     if config["model"] not in MODELS:
         raise UserError(f"model must be one of {', '.join(MODELS)}; got {config['model']!r}")
 
@@ -222,7 +219,6 @@ def main(argv=None):
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
-        os.environ.pop("MPLBACKEND", None)  # a notebook's own may be missing here
         curriculum = read_run(args.run)["config"]["curriculum"]
         plot(rows, args.plot, args.run, trained=max(length for length, *_ in curriculum))
 

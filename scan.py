@@ -35,7 +35,7 @@ Run it first: python scan.py. For a first reading, sections 1 to 4 are enough.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
-import zlib
+import re
 
 import torch
 import torch.nn.functional as F
@@ -422,15 +422,14 @@ def add_product_(x, a, b, sign=1):
 # input, so the operators first copy an input that is not contiguous, such as S.mT.
 
 
-# torch knows an operator by its name, for the whole process. So a copy of this file, which may have
-# the same module name, needs another one: a checksum of its path. (A notebook has no __file__.)
-PATH = chunked_forward.__code__.co_filename
-OPERATORS = f"state_tracking_{zlib.crc32(ascii(PATH).encode()):08x}"
+# torch knows an operator by its name, for the whole process. So a copy of this file needs another.
+OPERATORS = "state_tracking_" + re.sub("[^A-Za-z0-9]", "_", __name__)
 
 
 def pad(x, tokens):
     """x with that many more tokens at its end, all zero; if negative, without its last ones."""
-    # An empty padding copies x. While compiling, pad always: a branch would make a second graph.
+    # An empty padding would copy x, a tenth of the scan's time. While compiling, pad always: a
+    # branch would make a second graph.
     if torch.compiler.is_compiling() or tokens:
         x = F.pad(x, (0, 0, 0, tokens))
     return x
@@ -515,8 +514,6 @@ def _(q, k, b, inverse, w, starts, d, P, g_out, G):
 #     and none lengthens it: on the span, the command has a norm below 1.
 #     One layer sees the last few tokens, so a repeated command soon becomes one fixed affine map.
 #     From then on, each repetition multiplies the change by that norm at most.
-# The more a command turns, the sooner it fades: an eigenvalue r of m >= 2 steps with beta <= 1 has
-# |r| <= cos^m(|arg r| / m). (In the first proof, let y be complex, and take Re(y* z) for y.z.)
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------

@@ -95,12 +95,12 @@ class Config:
     compile: bool = False          # torch.compile: pays off after about 2,000 steps
 
     def __post_init__(self):
-        """Fill in the learning rates.  Raises: UserError if no training can begin, or end."""
+        """Fill in the learning rates.  Raises: UserError if training could not begin or end."""
         own = RATES.get(self.model, RATES["linrnn"])
         if self.optimizer not in (None, "muon", "adamw"):
             raise UserError(f"optimizer must be muon or adamw; got {self.optimizer!r}")
         if self.optimizer not in (None, own["optimizer"]) and self.matrix_lr is None:
-            raise UserError(f"{self.optimizer} needs a matrix_lr (--matrix-lr) of its own")
+            raise UserError(f"{self.optimizer} needs its own matrix_lr (--matrix-lr)")
         for name, value in own.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -366,7 +366,6 @@ def save(folder, identity, config, now, log, model, average, optimizers):
     except RuntimeError as error:  # no OSError, as from all else that writes
         raise UserError(f"{partial} cannot be written") from error
     read_run(partial)  # refuse now, after the first step, what could not be read
-    has_run(folder, identity, resume=True)  # refuse if another run has come to this folder
     partial.replace(folder / "model.pt")  # an interruption leaves the old file or the new one
 
 
@@ -385,7 +384,7 @@ def restore(folder, model, average, optimizers):
 
 def parse(argv=None):
     """A Config, and the options that are not part of a run."""
-    # The fields and their comments. (inspect.getsource(Config) fails under python -m cProfile.)
+    # The comments of the fields are the help. (inspect.getsource fails under python -m cProfile.)
     source = Path(__file__).read_text(encoding="utf-8")
     shown = source[source.index("class Config:"):source.index("    def __post_init__")].rstrip()
     parser = make_parser("Train one model on one task.\n\n" + shown)
@@ -413,8 +412,7 @@ def parse(argv=None):
     return Config(**typed), args
 
 
-def main(argv=None, trainer=None):
-    """trainer: a function to use in place of train()."""
+def main(argv=None, train=train):
     config, args = parse(argv)
     torch.manual_seed(config.seed)
     task, model = make(asdict(config))
@@ -426,8 +424,7 @@ def main(argv=None, trainer=None):
           f"{config.lr:g}, chance {task.chance:.3f}, device {args.device}, "
           f"{torch.get_num_threads()} threads, folder {folder}", flush=True)
 
-    model, log = (trainer or train)(model.to(args.device), task, config, folder,
-                                    resume=bool(args.resume))
+    model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
     rows = evaluate_and_print(model, task, args.lengths, args.traces)
     result = {"config": asdict(config), "results": rows, **log[-1], "parameters": parameters}
     (folder / "results.json").write_text(json.dumps(result))

@@ -4,9 +4,9 @@
     autograd      the chunks of scan.py, differentiated by torch
     hand-written  the chunks of scan.py, with their own backward: delta_rule_chunked
 
-In float32 on one CPU core, the loop takes 5.5 to 13 times as long as the hand-written form. It
-compares worst in a small batch, where most of its time is overhead. Autograd takes 1.3 to 1.4
-times as long.
+In float32 on one CPU core, the loop takes 5.5 to 13 times as long as the hand-written form. The
+ratio is worst in a small batch, where most of the loop's time is overhead. Autograd takes 1.3 to
+1.4 times as long.
 
     python -m experiments.bench [--run]    the table; --run: first measure what has no record
 """

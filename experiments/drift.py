@@ -1,9 +1,10 @@
 """Why does a state drift?  Every command adds an error, and no command takes one away.
 
-A command that training never showed is no difficulty (unseen.py), but a long trace is. Errors of
+Commands that training never showed are not difficult (unseen.py); long traces are. The errors of
 random commands point in random directions and partly cancel: they grow like the root of the number
-of commands. Errors of a repeated command point the same way and add up. So loops break first: after
-128 commands, a loop of ten has kept 85 to 97% of the values, and one repeated command 33 to 58%.
+of commands. The errors of a repeated command point the same way and add up. So loops break first:
+after 128 commands, a loop of ten has kept 85 to 97% of the values, and one repeated command 33 to
+58%.
 
 A line that shows a value ends the error of that variable, if the model writes the value into its
 state. That takes training in which models must read (parts.py). Such a model can even *join late*,

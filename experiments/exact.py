@@ -9,8 +9,9 @@ a key e_i writes one, and a query e_i reads one. Float32 computes all that witho
 nothing drifts, although the recurrence is as linear and as parallel as that of any DeltaNet.
 
 The rest is learned: the language, and a reader that names the row it is handed. An answer depends
-only on a variable and its value. So n^2 answers, and the steps of each kind of line, prove all
-texts: of any length, with literals anywhere, joined late, with false reveals (which are believed).
+only on a variable and its value. So it is enough to check n^2 answers and the steps of each kind of
+line. That proves all texts: of any length, with literals anywhere, read without their first lines
+(joined late), with false reveals (which are believed).
 Here the machine is put in and proved; in the next chapter, `found`, it is found and proved.
 
     python -m experiments.exact [--run]       the table; --run first makes what has no record

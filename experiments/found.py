@@ -6,11 +6,11 @@
 What is put in: S has n slots, a slot holds a token, v is the token at hand, and a token takes one
 of these n (n + 1) / 2 moves, or none. Which one, given the last n + 3 tokens, is learned from next
 tokens alone. So training finds where a variable lives, which tokens write, which slot is read, and
-which swaps are a command (insertion: a name on the right fetches its value). In training, p_r in
-p = softmax(W x) is a coin for move r, and S the expected state: a DeltaProduct, its keys constant.
-The finished model takes the likeliest move: one step of DeltaNet, with beta = 1. Half of the
-commands are drawn from those that it gets wrong. Training ends with a proof, or begins anew: on S3
-and S5, ten of ten seeds are proved, one of them at the second try.
+which swaps execute a command (insertion: each name on the right fetches its value). In training,
+p_r in p = softmax(W x) is a coin for move r, and S the expected state: a DeltaProduct, its keys
+constant. The finished model takes the likeliest move: one step of DeltaNet, with beta = 1. Half of
+the commands are drawn from those that it currently gets wrong. Training ends with a proof, or
+begins anew: on S3 and S5, ten of ten seeds are proved, one of them at the second try.
 
 It cannot drift, since float32 swaps and writes integers without rounding. It sees a window, so a
 search through all its states proves all programs (`certify`). One model was right at every length

@@ -1,14 +1,14 @@
 """Which parts does it need?
 
 The default of train.py on S5, and the same with one thing changed, in the layer or in the recipe.
-Few parts are needed to learn. With beta up to 1, or with one layer as fla has it (a convolution of
-4 tokens in each channel), accuracy is near chance. All other runs pass all stages.
+Few parts are needed to learn. With beta up to 1, or if the layer is built as in fla (a convolution
+of 4 tokens in each channel), accuracy is near chance. All other runs pass all stages.
 
 Some parts make a model precise at length. Without averaging, 68 to 76% of the reveals of (256,32)
 are correct, with learning rates that decay instead 92 to 97%, and without extra weight on reveals
 91 to 99% (the default: at least 99%). With SiLU on q, k and v it gets 77 to 99%; with sigmoids and
-without the write gate as well, as layers usually are, it gets 89 to 98%, and on two of three seeds
-it loses most values that literals set.
+without the write gate as well, as such layers are usually built, it gets 89 to 98%, and on two of
+three seeds it loses most values that literals set.
 
 Some make it read. Test traces begin with 1, 2, ..., and a model that counts on that need not read
 the values that lines show. Without dense batches it keeps 2 to 20% of the values that literals set,
@@ -59,7 +59,7 @@ class SiLU(DeltaBlock):
 
 
 class Usual(DeltaBlock):
-    """All three."""
+    """Sigmoids and SiLU, and no write gate: as such layers are usually built."""
 
     def gated(self, q, k, v, beta, write_gate):
         return unit(F.silu(q)), unit(F.silu(k)), F.silu(v), self.beta_max * beta.sigmoid()
@@ -162,7 +162,7 @@ def run(setting, folder):
 
 
 def measure(model, task):
-    """Fractions of values, traces or reveals that are correct."""
+    """Fractions of values, traces or reveals that are correct, as in drift.py."""
     rng = generator(0, "test")
 
     def draw(*shape):

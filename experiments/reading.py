@@ -74,7 +74,7 @@ def first_values(model, task, commands, rng):
 def told_values(model, task, line, before, after, rng):
     """Commands, then a line that gives one variable another value, then commands: [B, L, n] each.
 
-    line: task.literal_line, or task.reveal_lines, which then are false.
+    line: task.literal_line, or task.reveal_lines, which then show a false value.
     Returns: the accuracy of this value right after the line and at the end.
     """
     n = task.group.degree

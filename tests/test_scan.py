@@ -393,16 +393,12 @@ def product(keys, betas):
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 13])
-def test_no_product_with_beta_up_to_one_exceeds_the_two_bounds(m):
-    """What reaches -x, where exercise 10 comes as near as one likes; and an eigenvalue z."""
+def test_no_product_with_beta_up_to_one_exceeds_the_bound(m):
+    """On what reaches -x. Exercise 10 comes arbitrarily close to it."""
     keys = F.normalize(torch.randn(3000, m, 3).double().cumsum(1), dim=-1)  # neighbours are similar
     P = product(keys, torch.rand(3000, m).double().mul(2).clamp(max=1))
     reached = torch.linalg.eigvalsh(-(P + P.mT) / 2).max()
     assert reached < math.cos(math.pi / (m + 1))**(m + 1) + 1e-10
-
-    z = torch.linalg.eigvals(P)
-    z = z[z.abs() > 1e-6]
-    assert (z.abs() <= (z.angle().abs() / m).cos()**m + 1e-6).all()
 
 
 @pytest.mark.parametrize("bound, fades", [(1, True), (1.9, True), (2, False)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from experiments.bench import FORMS, measure, with_gradients
+from experiments.bench import FORMS, with_gradients
 from scan import delta_rule_recurrent
 
 
@@ -18,9 +18,3 @@ def test_each_form_is_the_loop(name):
     expected = with_gradients(delta_rule_recurrent, inputs, g_out)
     for x, y in zip(with_gradients(FORMS[name], inputs, g_out), expected, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
-
-
-def test_a_measurement_is_a_ratio_for_each_form():
-    ratios = measure(1, 20)
-    assert ratios.keys() == FORMS.keys() and ratios["hand-written"] == 1
-    assert min(ratios.values()) > 0
