@@ -191,25 +191,20 @@ def run_spacings(setting, folder):
 
 # --- 5. The records and their tables --------------------------------------------------------------
 
-TOKENS = Study("baselines", [
-    *grid(model=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15],
-          seed=range(70, 75)),
-    *grid(model=["transformer-4"], millions=[15], seed=range(70, 73)),
-    # Three times the tokens, for the models that were still learning.
-    *grid(model=["linrnn-beta1"], millions=[45], seed=range(70, 73)),
-    *grid(model=["transformer", "transformer-4", "lstm"], millions=[45], seed=[70])], run)
-PAPER = Study("baselines_paper", grid(seed=range(310, 313)), run_paper)
-SWAPS = Study("baselines_swaps", grid(model=["linrnn", "linrnn-beta1", "lstm"],
-                                      seed=range(230, 233)), run_swaps)
-SPACINGS = Study("baselines_spacings", grid(
-    commands=["swap", "full"], model=["linrnn", "transformer", "lstm"], spacing=[1, 2, 4],
-    seed=range(275, 278)), run_spacings)
-STUDIES = [TOKENS, PAPER, SWAPS, SPACINGS]
-
-
-def rows_of(study):
-    """Its records, in the order of its settings."""
-    return [row for setting in study.settings for row in records(study.name, **setting)]
+STUDIES = [
+    Study("baselines", [
+        *grid(model=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15],
+              seed=range(70, 75)),
+        *grid(model=["transformer-4"], millions=[15], seed=range(70, 73)),
+        # Three times the tokens, for the models that were still learning.
+        *grid(model=["linrnn-beta1"], millions=[45], seed=range(70, 73)),
+        *grid(model=["transformer", "transformer-4", "lstm"], millions=[45], seed=[70])], run),
+    Study("baselines_paper", grid(seed=range(310, 313)), run_paper),
+    Study("baselines_swaps", grid(model=["linrnn", "linrnn-beta1", "lstm"],
+                                  seed=range(230, 233)), run_swaps),
+    Study("baselines_spacings", grid(commands=["swap", "full"],
+                                     model=["linrnn", "transformer", "lstm"], spacing=[1, 2, 4],
+                                     seed=range(275, 278)), run_spacings)]
 
 
 def first_reveal(row, spacing):
@@ -232,26 +227,26 @@ def show():
     tested = {str(S): partial(first_reveal, spacing=S) for S in (2, 4, 8, 16)}
     tested |= {"(128,16)": percent(128)}
     paper = [row | {"model": "the paper's recipe", "millions": 30}
-             for row in rows_of(PAPER)]
+             for row in records("baselines_paper")]
     table("The same tokens: traces of all lengths from (2,1) to (64,8) in batches of 16, warm-up,\n"
           "cosine decay, averaging over the last tenth. (The paper's recipe: DeltaNet, appendix A.1.)\n"
           "Accuracy in % at the first reveal of a trace, after 2 to 16 commands, and at all\n"
           "reveals of (128,16), min-max over the seeds; chance is 20",
-          rows_of(TOKENS) + paper, ["model", "millions"],
+          records("baselines") + paper, ["model", "millions"],
           {"seeds": lambda row: row["seed"]} | tested
           | {"parameters": lambda row: f"{row['parameters']:,}"})
 
     table("The swap curriculum: a stage (L,S)+k has k full commands a trace, and swaps elsewhere.\n"
           "Million tokens when a stage was passed, or the run stopped (after 160, or after 45 in\n"
           "one stage); accuracy as above. Only the LSTM's learning rates fall, after (8,1)+8",
-          rows_of(SWAPS), ["model", "seed"],
+          records("baselines_swaps"), ["model", "seed"],
           {name_of(stage): passed(stage) for stage in (2, 7, 11, 12)}
           | {"end": lambda row: row["tokens"] / 1e6} | tested)
 
     table("How rare may reveals be? Eight commands of S3 from the first step on, with a reveal\n"
           "after every one, two or four of them. Runs in which three batches in a row reach 97%\n"
           "within 12 million tokens, and million tokens read by then",
-          rows_of(SPACINGS), ["commands", "model", "spacing"],
+          records("baselines_spacings"), ["commands", "model", "spacing"],
           {"learned": lambda row: bool(row["left"]), "million tokens": passed(0)})
 
 
@@ -280,7 +275,7 @@ def picture_of_swaps():
     figure, ((axes,),) = canvas("Led by swaps, one of three LSTMs passes all stages, after 84 "
                                 "million tokens.\nDeltaNet does so after 2 to 6, and with β ≤ "
                                 "1 it is stopped at 16 or 32 commands")
-    for row in rows_of(SWAPS):
+    for row in records("baselines_swaps"):
         colour = COLOURS[row["model"]]
         millions = [tokens / 1e6 for tokens in row["left"]]
         name = NAMES[row["model"]] if row["seed"] == 230 else None  # once in the legend
