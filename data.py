@@ -106,6 +106,8 @@ class ReplTask(Lexer):
                     state[variable] = value
                 case "reveal", variable:
                     text += self.reveal_lines(variable, state[variable])
+                case _:
+                    raise ValueError(f"unknown event: {event}")
         return text
 
     def start_lines(self, values=None):

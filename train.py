@@ -323,7 +323,7 @@ def make_optimizers(model, config):
 
 def identity_of(model, task, config, draw):
     """A checksum of what a run is: config, task, a batch of its first and last stage, model."""
-    parts = [asdict(config), vars(task)]
+    parts = [asdict(config), type(task).__name__, vars(task)]
     for stage in (0, len(config.curriculum) - 1):
         batch, _ = draw(task, config, Progress(stage=stage), generator(config.seed, "train", 0))
         parts.append(batch.inputs.tolist())

@@ -145,6 +145,8 @@ def test_a_trace_is_a_program_that_python_executes(values):
         lines.append(line)
     text = task.trace(program, values)
     assert typed_lines(text) == lines and session(lines) == text
+    with pytest.raises(ValueError, match="unknown event"):
+        task.trace([("reveals", 0)])
 
 
 def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_literals():

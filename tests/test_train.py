@@ -343,6 +343,10 @@ class OtherLinRNN(LinRNN):
     pass
 
 
+class OtherTask(ReplTask):
+    pass
+
+
 def small_with(model=None, scale=1.0, **attributes):
     """A small model with more attributes, and a buffer that is not saved."""
     model = model or small_model()
@@ -363,7 +367,7 @@ def frozen():
     {"config": small_config(curriculum=[(2, 1, 1), (8, 1, 1)], lr=0.2)}, {"config": small_config()},
     {"task": ReplTask(Group("S3"), "swap")}, {"task": ReplTask(Group("Z3"))},
     {"draw": lambda _, *more: trainer.draw(ReplTask(Group("S3"), repeat_fraction=0.0), *more)},
-    {"task": ReplTask(Group("S3"), literal_fraction=0.0)},
+    {"task": ReplTask(Group("S3"), literal_fraction=0.0)}, {"task": OtherTask(Group("S3"))},
     {"model": small_with(OtherLinRNN(16, d_model=8, heads=2))}, {"model": small_with(frozen())},
     {"model": small_with(LinRNN(16, d_model=8, heads=2, beta_max=1.0))},
     {"model": small_with(more=nn.Parameter(torch.zeros(1)))}, {"model": small_with(scale=2.0)},
