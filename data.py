@@ -286,7 +286,8 @@ def closure(name, generators):
     """All products, in lexicographic order.  Raises: UserError if the group is not transitive."""
     generators = np.asarray(generators)
     points = np.arange(generators.shape[-1])
-    if generators.ndim != 2 or (np.sort(generators) != points).any():
+    if (generators.ndim != 2 or generators.dtype.kind not in "iu"
+            or (np.sort(generators) != points).any()):
         raise UserError(f"group {name}: each permutation must list the positions 0, 1, ... in some "
                         f"order; got {str(generators.tolist())[:40]}")
 

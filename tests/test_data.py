@@ -71,7 +71,8 @@ def test_permutations_make_the_group_of_their_products(generators):
 
 @pytest.mark.parametrize("generators, words", [
     ([], "list the positions"),
-    ([[0, 0], [1, 1]], "list the positions"), ([[0, -1], [-1, 0]], "list the positions"),
+    ([[0.0, 1.0], [1.0, 0.0]], "list the positions"), ([[0, 0], [1, 1]], "list the positions"),
+    ([[0, -1], [-1, 0]], "list the positions"),
     ([[1, 2, 3], [2, 3, 1], [3, 1, 2]], "positions 0, 1, ... in some order; got"),
     ([np.roll(range(27), 1)], "letters"),
     ([[0, 1, 2], [1, 0, 2]], "not transitive"), ([[0, 1, 2], [0, 2, 1]], "not transitive")])
