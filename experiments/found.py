@@ -148,7 +148,7 @@ def train_once(group, seed, steps, price=1, diversity=0.3, mining=0.5, **layer):
                           final_steps=steps, batch=32, average=False, seed=seed)
 
     def draw(task, config, now, rng):
-        counts, moves.price, moves.eps = STAGES[now.stage]
+        counts, moves.price, moves.eps = STAGES[now.stage]  # for the loss, and for the layer
         odds = (1 - mining) / len(wrong) + mining * wrong / wrong.sum()
         return programs(task, config.batch, counts, odds, rng), True
 

@@ -47,6 +47,7 @@ def make_lexer(name, seed):
         return list, LETTERS
     if name == "pairs":
         return partial(re.findall, "..?"), [*map("".join, product(LETTERS, repeat=2))]
+    # Without p, numpy would draw the same distribution by other bits than those of the records.
     values = generator(seed, "split").choice(LETTERS, (2000, WIDTH), p=[1 / 3] * 3)
     merges = learn_merges(values, 6)
     return partial(split, merges=merges), [*LETTERS, *map("".join, merges)]
