@@ -32,7 +32,7 @@ fla/layers/delta_net.py of flash-linear-attention, commit bc3b101d):
     hard sigmoids              line 239: with sigmoids, beta = 0 and beta = 2 are only approached
     a write gate               it has none; a reflection needs beta = 2 and should write nothing
     one wide convolution       line 88: a short one inside each layer; ours is before all layers
-`parts` measures them: to learn, only the dense convolution is needed; without SiLU it is precise.
+`parts` measures them: to learn, only the dense convolution is needed; the others buy precision.
 
 Next: eval.py.
 """
@@ -56,7 +56,8 @@ class LocalBlock(nn.Module):
     The key of a swap depends on a name AND its place in the command. So the convolution is dense
     (every channel sees every other), and by default (eval.make) it has n + 3 tokens: ` = `, the n
     names after it, the end of the line, and the next `>>> `. So the layer is told how long a line
-    is. It need not be: on S5, 4 tokens do as well, and 16 read literals worse (lab book, `parts`).
+    is. With 4 tokens it learns as well, but is less precise, and with 16 it reads literals worse
+    (`parts`).
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 

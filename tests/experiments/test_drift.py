@@ -124,9 +124,11 @@ def test_the_tables_have_a_line_for_the_records_and_for_your_own_run(small_run, 
                                                                      monkeypatch):
     row = dict.fromkeys([*drift.READS.values(), *drift.DRIFTS.values()], 0.5)
     row["law"] = {"random": np.arange(1.0, 65) ** 2, "repeated": np.arange(1.0, 65)}
-    drift.show([row, {**row, "loop 1": 0.75}])
+    drift.show([{"part": "all", **row}, {"part": "all", **row, "loop 1": 0.75}])
     monkeypatch.setattr(drift, "measure", lambda model, task: row)
     drift.main([str(small_run)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "  " in line]
-    assert lines[1::2] == [["50.0"] * 4, ["50.0-75.0", *["50.0"] * 5, "2.0", "1.0"],
-                           ["50.0"] * 4, [*["50.0"] * 6, "2.0", "1.0"]]
+    assert lines[1::2] == [["all", *["50.0"] * 4],
+                           ["all", "50.0-75.0", *["50.0"] * 5, "2.0", "1.0"],
+                           ["your", "run", *["50.0"] * 4],
+                           ["your", "run", *["50.0"] * 6, "2.0", "1.0"]]

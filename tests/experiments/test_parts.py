@@ -11,7 +11,7 @@ from machine import SwapMachine
 from data import Group, ReplTask, generator
 from eval import make
 from experiments import decaying, parts
-from experiments.parts import FromOne, LayerOfFla, NotDenser, Part
+from experiments.parts import FromOne, LayerOfFla, NotDenser, Part, small_loss
 from experiments.reading import correct_after, told_values
 from models import MLP, DeltaBlock
 from train import Config, lr_scale
@@ -110,8 +110,9 @@ def test_a_run_is_that_of_train_but_for_its_part(monkeypatch):
     assert (batch.inputs == task.training_batch(16, 32, 4, generator(0, "train")).inputs).all()
 
     given = trained_by(Part({"repeat_fraction": 0.25, "literal_fraction": 0.75, "conv_width": 1},
-                            LayerOfFla, FromOne, decaying), monkeypatch)
+                            LayerOfFla, FromOne, small_loss, decaying), monkeypatch)
     assert type(given["task"]) == FromOne and given["lr_scale"] == decaying
+    assert given["loss"] == small_loss
     assert (given["task"].repeat_fraction, given["task"].literal_fraction) == (0.25, 0.75)
     assert [*map(type, given["model"].blocks)] == [LayerOfFla, MLP]
 
