@@ -58,7 +58,7 @@ def train_share(model, task, config, folder=None, resume=False):
 def show():
     table("Minutes of the same steps on two cores, quiet or busy with two more programs",
           records("processes"), ["processes", "threads"],
-          {"quiet": itemgetter("default, quiet"), "busy": itemgetter("default, busy")}, 2)
+          {"quiet": itemgetter("quiet"), "busy": itemgetter("busy")}, 2)
 
 
 def main(argv=None):
