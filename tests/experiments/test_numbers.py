@@ -76,7 +76,8 @@ CLAIMS = [
     lambda: f"it keeps {span(part('no random first values', 'first values'))}% of first values.",
     lambda: f"16 tokens {span(part('convolution of 16', 'literal'))}%.",
     lambda: f"the default gets {whole('the default'):.0f}% of whole traces, without the gate "
-            f"{whole('no write gate'):.0f}%, with 4 tokens {whole('convolution of 4'):.0f}%.",
+            f"{whole('no write gate'):.0f}%, with 4 tokens {whole('convolution of 4'):.0f}%, "
+            f"without clipping {whole('no clipping'):.0f}%.",
     lambda: f"believes {span(drift('false reveals'))}% of *false* reveals",
     lambda: f"depends on the seed: {span(drift('whole'))}%",
     lambda: f"25 to 48 it then answers at least {int(10 * drift('joined late')[0]) / 10}%.",
