@@ -126,7 +126,7 @@ class Part(NamedTuple):
     seeds: list = [336, 337, 338]
 
 
-# By what the table shows that a part is for.
+# By what a part is for, as the tables here and in drift.py show.
 PARTS = {
     "": {"the default": Part()},
     "to learn at all": {
