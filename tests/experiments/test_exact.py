@@ -59,9 +59,7 @@ def embed(token, number):
     (lambda model: model.unembedding.weight.neg_(), "only [0-9] of 9 answers"),
     # In these, NaN, overflow or rounding may spoil what is right on a question alone.
     *[(change, "100 or more, or not a number") for change in (
-        embed(" = ", torch.nan), embed("1", torch.nan), embed("2", torch.inf), embed("b", -100),
-        lambda model: model.norm.weight[0].fill_(3e38), lambda model: model.norm.weight.mul_(1e8),
-        lambda model: model.unembedding.weight.add_(2e6 * torch.randn(32)))]])
+        embed("1", torch.nan), embed("b", -100), lambda model: model.norm.weight[0].fill_(3e38))]])
 def test_a_wrong_model_has_no_proof(proved, change, words):
     model = copy.deepcopy(proved)
     with torch.no_grad():
