@@ -38,7 +38,7 @@ class Interpreter(nn.Module):
 
 # --- 1. The table ---------------------------------------------------------------------------------
 
-def test_exercise_6_a_model_that_stops_tracking_is_at_chance_from_there_on():
+def test_exercise_1_a_model_that_stops_tracking_is_at_chance_from_there_on():
     """It executes 14 commands only: 14 reveals are correct, and two are guessed. `perfect` and its
     interval count traces, all other numbers reveals."""
     task = ReplTask(Group("S4"))

@@ -34,7 +34,7 @@ def test_an_mlp_is_its_docstring():
 # --- 2. Three mixers ------------------------------------------------------------------------------
 
 @torch.no_grad()
-def test_exercise_8_the_inputs_of_the_scan_are_those_of_the_docstring():
+def test_exercise_7_the_inputs_of_the_scan_are_those_of_the_docstring():
     """By loops over traces, heads, tokens and steps. Traps: beta_max scales beta, write_gate scales
     v; all of it in float32, even if the network is in half precision."""
     H, R, K, B, T = 2, 3, 4, 5, 6
