@@ -351,7 +351,7 @@ def restore(folder, model, average, optimizers):
 
 def parse(argv=None):
     """A Config, and the options that are not part of a run."""
-    # The comments of the fields are the help. (inspect.getsource fails under python -m cProfile.)
+    # The comments of the fields are the help.
     source = Path(__file__).read_text(encoding="utf-8")
     shown = source[source.index("class Config:"):source.index("    def __post_init__")].rstrip()
     parser = make_parser("Train one model on one task.\n\n" + shown)

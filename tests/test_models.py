@@ -1,4 +1,4 @@
-"""A block is what its docstring says; a model is causal, and gives in pieces what it gives whole."""
+"""A block is what its docstring says; a model is causal, and in pieces what it is as a whole."""
 
 import numpy as np
 import pytest

@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 import eval as evaluation
-import pytest
 import train
 from conftest import ROOT, session, typed_lines
 
