@@ -96,7 +96,7 @@ def test_a_step_shortens_whatever_it_changes_unless_beta_is_two(beta):
     assert (k @ after - (1 - beta) * (k @ y)).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("name", ["S5", "D6"])
+@pytest.mark.parametrize("name", ["S5", "A6"])
 def test_exercise_3_the_swap_machine_tracks_a_group_without_training(name):
     """2n hand-set reflections per command give data.py's states after every command. With beta = 1
     the same keys erase what they should have moved."""

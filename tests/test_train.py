@@ -277,7 +277,7 @@ class Other(LinRNN):
 @pytest.mark.parametrize("change, resume", [
     ({}, False), ({"config": small_config(lr=0.2)}, True),
     ({"task": ReplTask(Group("S3"), "swap")}, True),
-    ({"draw": lambda _, *more: trainer.draw(ReplTask(Group("Z3")), *more)}, True),
+    ({"draw": lambda _, *more: trainer.draw(ReplTask(Group("A3")), *more)}, True),
     ({"model": Other(16, d_model=8, heads=2)}, True)])
 def test_a_folder_that_holds_a_run_is_kept_and_only_the_same_run_can_be_resumed(change, resume,
                                                                                 tmp_path):
