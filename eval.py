@@ -5,6 +5,7 @@ For each (length L, spacing S), on fresh traces:
     all      accuracy over all reveals
     final    accuracy at the last reveal of each trace
     perfect  fraction of traces with EVERY reveal correct, with its 95% Wilson interval
+and, along the trace, the accuracy at up to eight of its reveals, evenly spaced.
 The model reads the whole true trace and is scored on the revealed values only. Since each earlier
 reveal tells it one variable, at a small spacing `final` exceeds chance even if the state is lost.
 
@@ -94,7 +95,7 @@ def print_table(rows):
         print(f"{name:>10}" + "".join(digits(row[column]) for column in columns)
               + f"   {row['perfect_low']:.4f}-{row['perfect_high']:.4f}")
 
-        # At most eight positions, evenly spaced: where along the trace is the state lost?
+        # Where along the trace is the state lost?
         by_position = row["by_position"]
         shown = by_position[::-(-len(by_position) // 8)]
         print("  along it" + "".join(map(digits, shown)), flush=True)
@@ -179,13 +180,15 @@ def add_table_options(parser):
 
 
 def main(argv=None):
-    parser = make_parser("How far does a trained model track?")
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("run", metavar="RUN", help="a run folder made by train.py")
     add_table_options(parser)
     add("--seed", type=int, default=0, help="seed of the test traces (default 0)")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
+    torch.set_num_threads(1)  # as in training
+
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:

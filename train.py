@@ -4,14 +4,14 @@ Each step draws fresh traces. Training follows a curriculum of stages (length L,
 the model gets `pass_accuracy` of the reveals right in `pass_patience` batches in a row, it passes a
 stage; the last one takes `final_steps` steps.
 
-Test traces begin with the values 1, 2, ..., so a model trained on such traces alone ignores the
-first lines, and often the reveals as well. So a quarter of the batches are *dense*: they have more
-reveals and random first values, and half of them have literals, as in `b = 3`. (If all batches had
-random first values, the model would not learn the first stage.) Half of all traces repeat commands,
-whose errors add up until the loss sees them.
+If all training traces began with the values 1, 2, ..., as test traces do, the model could ignore
+the first lines and the reveals. So a quarter of the batches are *dense*: they have more reveals and
+random first values, and half of them have literals, as in `b = 3`. (If all batches had random first
+values, the model would not learn the first stage.) Half of all traces repeat commands, whose errors
+add up until the loss notices them.
 
-Since the learning rates stay constant, the parameters end up circling a solution. Their average
-over the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
+At constant learning rates the parameters circle around a solution. Their average over the last
+stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
 From Python:
     config = Config(curriculum=[(8, 1), (32, 4)], seed=1)
@@ -57,7 +57,7 @@ class Config:
 
     # The task and the model. make() of eval.py reads these fields; train() is given task and model.
     # None means the default of the model's class in models.py.
-    group: str = "S5"              # S<n>, A<n>, Z<n> or D<n>; the other defaults suit n up to 7
+    group: str = "S5"              # S<n> or A<n>; the other defaults suit n up to 7
     commands: str = "full"         # full: permutations of all variables; swap: of two
     repeat_fraction: float = 0.5   # fraction of training traces with repeated commands
     literal_fraction: float = 0.5  # fraction of dense batches with literals
@@ -376,14 +376,15 @@ def parse(argv=None):
 
 def main(argv=None, train=train):
     config, args = parse(argv)
+    torch.set_num_threads(1)  # the tensors are small: a second thread would mostly wait
     torch.manual_seed(config.seed)
     task, model = make(asdict(config))
     default = f"runs/{config.model}-{config.group}-seed{config.seed}"
     folder = Path(args.resume or args.out or default)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters, {config.optimizer} {config.matrix_lr:g} and adamw "
-          f"{config.lr:g}, chance {task.chance:.3f}, device {args.device}, "
-          f"{torch.get_num_threads()} threads, folder {folder}", flush=True)
+          f"{config.lr:g}, chance {task.chance:.3f}, device {args.device}, folder {folder}",
+          flush=True)
 
     model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
     rows = evaluate_and_print(model, task, args.lengths, args.traces)
