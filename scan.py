@@ -249,7 +249,11 @@ def default_chunk_size(K, device_type):
 
 
 def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=None):
-    """The delta rule, equation (3), by chunks.  Shapes: as scan_recurrent; beta [..., T]."""
+    """The delta rule, equation (3), by chunks.
+
+    Shapes: q, k [..., T, K] with |k| = 1; v [..., T, V]; beta [..., T] in [0, 2]; state [..., K, V]
+            or None (zeros) -> out [..., T, V], state [..., K, V]. Heads are a leading axis.
+    """
     return scan_chunked(q, k, beta_k(k, beta), v, state, chunk_size)
 
 
