@@ -143,7 +143,7 @@ def grade(folder, number):
                                  stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace")
         except subprocess.TimeoutExpired:
             return "the tests took more than 300 seconds"
-    if ran.returncode:  # a crash prints nothing
+    if ran.returncode or not re.search(r"^\d+ passed(, \d+ deselected)? in ", ran.stdout, re.M):
         return (ran.stdout + ran.stderr)[-2000:] or f"exit code {ran.returncode}"
 
 
