@@ -75,11 +75,12 @@ def make(out):
     """Write the project without the solutions and the answers."""
     copy_project(out)
     for number, exercise in EXERCISES.items():
-        rewrite(out / exercise.file, lambda text: blank(text, number))
-    rewrite(out / "scan.py", lambda text: re.sub(GRADIENTS, r"\1 ?\2", text, flags=re.M))
+        path = out / exercise.file
+        path.write_text(blank(path.read_text(encoding="utf-8"), number), encoding="utf-8")
+    scan = out / "scan.py"
+    scan.write_text(re.sub(GRADIENTS, r"\1 ?\2", scan.read_text(encoding="utf-8"), flags=re.M),
+                    encoding="utf-8")
     (out / "experiments/ANSWERS.md").unlink()
-    rewrite(out / "README.md", lambda text: "*Eight functions are left blank here: see "
-                                            f"experiments/TEACHING.md*\n\n{text}")
 
 
 def copy_project(out):
@@ -87,15 +88,9 @@ def copy_project(out):
     out.mkdir(parents=True)
     for part in PROJECT:
         if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, out / part,
-                            ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / part, out / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copyfile(ROOT / part, out / part)
-
-
-def rewrite(path, change):
-    """Replace the text of a file by change(text)."""
-    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def blank(source, number):
