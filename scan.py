@@ -35,8 +35,6 @@ Run it first: python scan.py. For a first reading, sections 1 to 4 are enough.
 Next: models.py, where q, k, v and beta are computed from tokens.
 """
 
-import re
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -92,9 +90,9 @@ def swap_machine_keys(commands):
 #
 #     |y - beta (k.y) k|^2 = |y|^2 - beta (2 - beta) (k.y)^2
 #
-# So whatever the steps, a swap loses something. Even if all 13 tokens of a command share one swap,
-# with beta <= 1 about 70% of it is left at best. Section 8 proves this, and that the losses of
-# repeated commands add up.
+# So whatever the steps, a swap loses something. With beta <= 1, m steps leave at most
+# cos^(m+1)(pi / (m+1)) of it: 70%, even if all 13 tokens of a command share one swap. (The proof is
+# exercise 4 of TEACHING.md.) The losses of repeated commands add up.
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
@@ -208,9 +206,7 @@ def upcast(x):
 #                                               v
 #                                   O = Q S_0 + tril(Q B^T) D, again for all chunks at once
 #
-# If nothing is to be stored, then V = 0 and U = 0. Each token then multiplies the state by
-# I - b k^T, and the whole chunk multiplies it by I - B^T W. So I - B^T W is the product of C such
-# factors, the last one leftmost.
+# In (8), I - B^T W is the product of the C factors I - b k^T of the chunk, the last one leftmost.
 # For the delta rule this is the "WY form" of Bischof and Van Loan (1987), as [2] pointed out.
 
 
@@ -230,7 +226,7 @@ def scan_chunked(q, k, b, v, state=None, chunk_size=None):
 
     chunks = [to_chunks(x, C) for x in (q_TK, k_TK, b_TK, v_TV)]
     out, state_KV = ChunkedScan.apply(*chunks, state_KV)  # this calls chunked_forward, below
-    return pad(out, T - out.shape[-2]), state_KV  # a negative padding: the first T tokens
+    return F.pad(out, (0, 0, 0, T - out.shape[-2])), state_KV  # negative: the first T tokens
 
 
 def to_chunks(x, C):
@@ -240,7 +236,7 @@ def to_chunks(x, C):
     """
     T = x.shape[-2]
     N = (T + C - 1) // C
-    return pad(x, N * C - T).unflatten(-2, (N, C))
+    return F.pad(x, (0, 0, 0, N * C - T)).unflatten(-2, (N, C))
 
 
 def default_chunk_size(K, device_type):
@@ -253,7 +249,11 @@ def default_chunk_size(K, device_type):
 
 
 def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=None):
-    """The delta rule, equation (3), by chunks.  Shapes: as scan_recurrent; beta [..., T]."""
+    """The delta rule, equation (3), by chunks.
+
+    Shapes: q, k [..., T, K] with |k| = 1; v [..., T, V]; beta [..., T] in [0, 2]; state [..., K, V]
+            or None (zeros) -> out [..., T, V], state [..., K, V]. Heads are a leading axis.
+    """
     return scan_chunked(q, k, beta_k(k, beta), v, state, chunk_size)
 
 
@@ -320,8 +320,8 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 
 # === A first reading ends here ====================================================================
 #
-# Sections 5 to 7 make the scan precise and fast, and add nothing to what it computes. Section 8
-# proves what section 1 says of beta < 2. `python scan.py` is at the end.
+# Sections 5 to 7 make the scan precise and fast, and add nothing to what it computes.
+# `python scan.py` is at the end.
 
 # --- 5. Numerics ----------------------------------------------------------------------------------
 #
@@ -334,10 +334,6 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # not. If keys are similar, the powers of L become huge before they vanish, and they must cancel in
 # an inverse whose entries are at most 2. In float32, one key that is repeated with beta = 0.9 makes
 # an error of about 1e9 in a chunk of 64.
-#
-# Keys must be more precise than the state. Let the swap machine execute 1,024 commands on five
-# variables: a state that is rounded to int8 after each token stays exact, but with bfloat16 keys
-# and a float32 state, values fade by a third. So models.py normalises keys in float32.
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------
@@ -394,23 +390,10 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
 
     g_v_NCV = X_NCV                                                                           # (13)
 
-    g_k_NCK = M_NCC @ b_NCK
-    add_product_(g_k_NCK, X_NCV, start_NKV.mT, -1)                                            # (14)
-
-    g_b_NCK = M_NCC.mT @ k_NCK
-    add_product_(g_b_NCK, g_P_NCC.mT, q_NCK)
-    add_product_(g_b_NCK, d_NCV, G_NKV.mT)                                                    # (15)
-
-    g_q_NCK = g_out_NCV @ start_NKV.mT
-    add_product_(g_q_NCK, g_P_NCC, b_NCK)                                                     # (16)
-
+    g_k_NCK = M_NCC @ b_NCK - X_NCV @ start_NKV.mT                                            # (14)
+    g_b_NCK = M_NCC.mT @ k_NCK + g_P_NCC.mT @ q_NCK + d_NCV @ G_NKV.mT                        # (15)
+    g_q_NCK = g_out_NCV @ start_NKV.mT + g_P_NCC @ b_NCK                                      # (16)
     return [g_q_NCK, g_k_NCK, g_b_NCK, g_v_NCV, G_KV]
-
-
-def add_product_(x, a, b, sign=1):
-    """x += sign a @ b in place, without memory for the product."""
-    # baddbmm_ takes exactly one leading axis, so flatten all of them into one.
-    x.flatten(0, -3).baddbmm_(a.flatten(0, -3), b.flatten(0, -3), alpha=sign)
 
 
 # --- 7. For autograd, and for torch.compile -------------------------------------------------------
@@ -423,16 +406,7 @@ def add_product_(x, a, b, sign=1):
 
 
 # torch knows an operator by its name, for the whole process. So a copy of this file needs another.
-OPERATORS = "state_tracking_" + re.sub("[^A-Za-z0-9]", "_", __name__)
-
-
-def pad(x, tokens):
-    """x with that many more tokens at its end, all zero; if negative, without its last ones."""
-    # An empty padding would copy x, a tenth of the scan's time. While compiling, pad always: a
-    # branch would make a second graph.
-    if torch.compiler.is_compiling() or tokens:
-        x = F.pad(x, (0, 0, 0, tokens))
-    return x
+OPERATORS = "state_tracking_" + __name__.replace(".", "_")
 
 
 class ChunkedScan(torch.autograd.Function):
@@ -446,10 +420,8 @@ class ChunkedScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g_out, G_KV):
-        # Autograd cannot see into an operator, and (10) to (16) have no conjugates.
-        if torch.is_grad_enabled() or g_out.is_complex():
-            raise RuntimeError("the chunked scan has no second derivative, and no gradient of "
-                               "complex inputs; use scan_recurrent")
+        if g_out.is_complex():  # (10) to (16) have no conjugates
+            raise RuntimeError("no gradient of complex inputs; use scan_recurrent")
         return tuple(backward_operator(*ctx.saved_tensors, g_out, G_KV))
 
 
@@ -458,9 +430,8 @@ def forward_operator(q: Tensor, k: Tensor, b: Tensor, v: Tensor, state: Tensor) 
     inputs = [x.contiguous() for x in (q, k, b, v, state)]
     # Autocast would compute and round every product in half precision.
     with torch.autocast(k.device.type, enabled=False):
-        out, state, (inverse, *others) = chunked_forward(*inputs)
-    inverse = inverse.mT.contiguous().mT  # column by column; only on MPS is this a copy
-    return [out.flatten(-3, -2), state, inverse, *others]
+        out, state, saved = chunked_forward(*inputs)
+    return [out.flatten(-3, -2), state, *saved]
 
 
 @forward_operator.register_fake
@@ -469,7 +440,7 @@ def _(q, k, b, v, state):
     V = v.shape[-1]
     shapes = [(N * C, V), (K, V), (N, C, C), (N, C, K), (N, K, V), (N, C, V), (N, C, C)]
     out, state, inverse, *others = [k.new_empty(*lead, *shape) for shape in shapes]
-    return [out, state, inverse.mT, *others]
+    return [out, state, inverse.mT, *others]  # torch solves a triangle column by column
 
 
 @torch.library.custom_op(f"{OPERATORS}::chunked_backward", mutates_args=())
@@ -483,37 +454,6 @@ def backward_operator(q: Tensor, k: Tensor, b: Tensor, inverse: Tensor, w: Tenso
 @backward_operator.register_fake
 def _(q, k, b, inverse, w, starts, d, P, g_out, G):
     return [x.new_empty(x.shape) for x in (q, k, b, d, G)]
-
-
-# --- 8. Two proofs --------------------------------------------------------------------------------
-#
-# A swap should turn x = (e_i - e_j) / sqrt 2 into -x, with its full norm. After m steps, in any
-# order, at most this fraction of x can have become -x. (For beta <= 1 the proof follows; for larger
-# beta it is the best that a search has found.)
-#
-#     beta up to     1     1.5    1.9     2
-#     m = 3         .25    .63    .93     1
-#     m = 13        .70    .88    .98     1
-#
-# This is a price, not a prohibition. Two projections (beta = 1) carry half of a row into an empty
-# slot. So if the reader divides by the norm, they can drive the swap machine until it underflows.
-#
-# At most cos^(m+1)(pi / (m+1)) of x becomes -x in m steps with beta <= 1:
-#     Let a step turn y into z. If beta <= 1, then y.z - |z|^2 = beta (1 - beta) (k.y)^2 >= 0. So
-#     |z| <= |y| cos phi, where phi is the angle between y and z (below pi/2, or z = 0).
-#     If m steps turn x into x_m, then -x.x_m is at most a product of m + 1 cosines: one for each
-#     step, and one for the angle from x_m to -x. (If that angle is pi/2 or more, -x.x_m <= 0.)
-#     These m + 1 angles lead from x to -x, so their sum is at least pi. As log cos is concave and
-#     decreasing, the product is largest if each is pi / (m+1). Projections reach that value.
-#
-# Losses add up. Let one layer repeat a command, with any beta < 2 and whatever values it writes.
-# The change that the command makes to the state fades to 0, and with it the margin by which a
-# continuous reader tells an even number of swaps from an odd one:
-#     Steps with beta > 0 write into the span of their keys, so the change has its columns there.
-#     Such a column, unless it is 0, is not orthogonal to all keys. So one of the steps shortens it
-#     and none lengthens it: on the span, the command has a norm below 1.
-#     One layer sees the last few tokens, so a repeated command soon becomes one fixed affine map.
-#     From then on, each repetition multiplies the change by that norm at most.
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------

@@ -239,7 +239,7 @@ def main(argv=None):
     if not argv or argv[0].startswith("-"):
         return chapter(__doc__, show, STUDIES, argv)
     parser = make_parser("Train a model of GROUP, prove it, and print the table of eval.py.")
-    parser.add_argument("group", metavar="GROUP", help="S<n>, A<n>, Z<n> or D<n>, n up to 26")
+    parser.add_argument("group", metavar="GROUP", help="S<n> or A<n>, n up to 26")
     parser.add_argument("seed", metavar="SEED", nargs="?", type=int, default=0)
     model = train_exact(**vars(parser.parse_args(argv)))
     print("Proved (see certify): {moves} moves, {writes:,} writes, {answers} answers, by a margin "

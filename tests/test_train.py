@@ -2,19 +2,16 @@
 
 import itertools
 import json
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import train as trainer
 from conftest import SMALL
 from data import Group, ReplTask, UserError, generator
 from eval import evaluate, load, make, read_run
-from models import MODELS, LinRNN
+from models import LinRNN
 from torch import nn
 from train import Config, Progress, main, train
 
@@ -24,11 +21,6 @@ S3 = ReplTask(Group("S3"))  # 16 tokens
 def small_model():
     torch.manual_seed(0)
     return LinRNN(16, d_model=8, heads=2)
-
-
-class Batchnorm(nn.BatchNorm1d):
-    def forward(self, x):
-        return super().forward(x.mT).mT
 
 
 def small_config(**changes):
@@ -48,7 +40,85 @@ def same(one, other):
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-# --- The curriculum -------------------------------------------------------------------------------
+# --- 1. The config --------------------------------------------------------------------------------
+
+def test_every_field_is_an_option_and_what_is_typed_is_stored(monkeypatch, tmp_path, capsys):
+    """The model and the task get it, and --help shows it."""
+    typed = {"group": "S4", "commands": "swap", "repeat_fraction": 0.25, "d_model": 16, "layers": 2,
+             "heads": 2, "beta_max": 1.5, "householders": 3, "conv_width": 1, "model": "linrnn",
+             "curriculum": ((6, 3), (12, 4)), "batch": 2, "dense_fraction": 0.75,
+             "literal_fraction": 0.125, "pass_accuracy": 0.5, "pass_patience": 2,
+             "max_curriculum_steps": 1, "final_steps": 1, "average": False, "optimizer": "adamw",
+             "matrix_lr": 0.02, "lr": 0.01, "warmup": 3, "weight_decay": 0.0, "reveal_weight": 2.0,
+             "seed": 9, "compile": True}
+    assert typed.keys() == asdict(Config()).keys()
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"    {name}: " in shown for name in typed)
+
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: compiled.append(model) or model)
+    argv = ["--curriculum", "6:3,12:4", "--no-average", "--compile"]
+    for name, value in typed.items():
+        if not isinstance(value, (tuple, bool)):
+            argv += [f"--{name.replace('_', '-')}", str(value)]
+    main([*argv, *"--lengths 4:2 --traces 3 --out".split(), str(tmp_path)])
+    assert read_run(tmp_path)["config"] == typed and len(compiled) == 1
+
+    task, model = load(tmp_path)
+    assert (task.repeat_fraction, task.literal_fraction, task.commands) == (0.25, 0.125, "swap")
+    assert [block.beta_max for block in model.blocks[::2]] == [1.5, 1.5]
+    assert (model.blocks[0].householders, model.blocks[0].heads) == (3, 2)
+
+
+def test_sizes_that_are_not_given_are_those_of_the_model_and_the_group():
+    _, model = make(asdict(Config()))
+    assert (model.blocks[1].beta_max, model.blocks[1].heads) == (2, 4)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 73_688
+    assert make(asdict(Config(group="S7")))[1].blocks[0].conv.kernel_size == (10,)
+    assert make(asdict(Config(model="lstm")))[1].embedding.embedding_dim == 60
+
+
+def test_a_config_holds_the_learning_rates_of_its_model_or_those_that_are_typed():
+    """A model that the table does not list gets linrnn's. Those of Muon do not suit AdamW."""
+    def rates(**typed):
+        config = Config(**typed)
+        return config.optimizer, config.matrix_lr, config.lr
+
+    assert rates() == rates(model="transformer") == rates(model="mine") == ("muon", 0.01, 2e-3)
+    assert rates(model="lstm", lr=0.5) == ("adamw", 4e-3, 0.5)
+    assert rates(optimizer="adamw", matrix_lr=0.1) == ("adamw", 0.1, 2e-3)
+    for typed in ({"optimizer": "adamw"}, {"optimizer": "sgd"}):
+        with pytest.raises(UserError):
+            Config(**typed)
+
+
+# --- 2. What train() asks at every step -----------------------------------------------------------
+
+def test_a_fraction_of_the_batches_is_dense_and_does_not_count():
+    """A dense batch has as many traces and commands, more reveals, and random first values. Half of
+    them have a reveal after every command. (2,1) cannot be denser."""
+    config = Config(curriculum=[(2, 1), (12, 6)], batch=3, dense_fraction=0.75)
+    reveals = {True: [], False: []}
+    for step in range(500):
+        batch, counts = trainer.draw(S3, config, Progress(stage=1), generator(1, "train", step))
+        literals = (batch.inputs == S3.ids[" = "]).sum() - 3 * (12 + 3)
+        assert literals in ([0] if counts else [0, batch.reveals.sum()])
+        assert all(S3.decode(row).startswith(S3.start_lines()) for row in batch.inputs) == counts
+        reveals[counts] += batch.reveals.sum(1).tolist()
+        assert trainer.draw(S3, config, Progress(stage=0), generator(1, "train", step))[1]
+    assert {*reveals[True]} == {2} and {*reveals[False]} == {3, 6, 12}
+    assert abs(len(reveals[False]) / 1500 - 0.75) < 0.12  # six deviations of 500 coins
+    assert abs(np.mean(np.array(reveals[False]) == 12) - 0.5) < 0.16
+
+
+def test_the_learning_rates_warm_up_once_in_a_run_and_stay():
+    scales = [trainer.lr_scale(Config(), Progress(step=step, stage=1)) for step in (0, 24, 49, 400)]
+    assert scales == [0.02, 0.5, 1, 1]
+
+
+# --- 3. The training loop -------------------------------------------------------------------------
 
 DENSE = 10  # added to the accuracy of a batch that does not count
 
@@ -60,8 +130,8 @@ DENSE = 10  # added to the accuracy of a batch that does not count
     ({"max_curriculum_steps": 4}, (DENSE + 1,) * 4, [0] * 4),
     ({"max_curriculum_steps": 4}, (1, 1, 0, 1), [0] * 4),
     ({"max_curriculum_steps": 3}, (1, 1, 1, 0, 1), [0] * 3 + [1] * 2),
-    ({"curriculum": [(2, 1, 4), (4, 2, 2.5)], "max_curriculum_steps": 2}, (1, 1, 1, 1, 0, 0, 0),
-     [0] * 4 + [1] * 3), ({"curriculum": [(2, 1, -1), (4, 2, 0)]}, (1, 1), [0, 1])])
+    ({"curriculum": [(2, 1, 4), (4, 2)], "max_curriculum_steps": 2}, (1, 1, 1, 1, 0, 0),
+     [0] * 4 + [1] * 2)])
 def test_a_stage_ends_as_the_config_says(changes, accuracies, stages, monkeypatch):
     """The accuracies come from a hand-made loss. A batch that does not count neither passes a stage
     nor breaks a series of good batches; a stage with a number of steps takes just them."""
@@ -82,87 +152,15 @@ def test_a_stage_ends_as_the_config_says(changes, accuracies, stages, monkeypatc
 
 
 def test_the_log_and_the_output_say_where_each_stage_ended_and_what_was_not_learned(capsys):
-    """With a line for the first step, for every 50th and for the last."""
-    _, log = train_small({"curriculum": [(2, 1), (4, 2), (8, 4)], "batch": 50,
-                          "pass_patience": 2, "final_steps": 97, "dense_fraction": 0})
-    ends = [2 * 50 * 54, (2 * 54 + 2 * 72) * 50]
-    assert log[-1]["stage_ends"] == ends and log[-1]["tokens"] == ends[1] + 97 * 50 * 108
-    assert [row["step"] for row in log] == [1, *range(10, 101, 10), 101]
-    train_small({"curriculum": [(2, 1, 2), (4, 2), (8, 4)], "pass_accuracy": 1.0,
-                 "max_curriculum_steps": 3})
+    _, log = train_small({"batch": 50, "pass_patience": 2, "dense_fraction": 0})
+    assert log[-1]["stage_ends"] == [2 * 50 * 54]
+    assert log[-1]["tokens"] == 2 * 50 * 54 + 12 * 50 * 72
+    assert [row["step"] for row in log] == [1, 10, 14]
+    train_small({"pass_accuracy": 1.0, "max_curriculum_steps": 3})
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" loss")[0] for line in lines] == [
-        "step 1: (2,1)", "(2,1) passed after 2 steps, 0.01 million tokens",
-        "(4,2) passed after 4 steps, 0.01 million tokens", "step 50: (8,4)", "step 100: (8,4)",
-        "step 101: (8,4)", "step 1: (2,1)", "(2,1) passed after 2 steps, 0.00 million tokens",
-        "step 3: (4,2)", "NOT LEARNED: stopped in stage 2 of 3"]
-    assert lines[3].endswith(f"loss {log[5]['loss']:.3f}, reveal accuracy "
-                             f"{log[5]['reveal_accuracy']:.0%}")
-
-
-# --- A step ---------------------------------------------------------------------------------------
-
-def test_a_fraction_of_the_batches_is_dense_and_does_not_count():
-    """A dense batch has as many traces and commands, more reveals, and random first values. Half of
-    them have a reveal after every command. (2,1) cannot be denser, and nor can a task that has no
-    dense batches."""
-    config = Config(curriculum=[(2, 1), (12, 6), (9, 3)], batch=3, dense_fraction=0.75)
-    reveals = {True: [], False: []}
-    for step in range(500):
-        batch, counts = trainer.draw(S3, config, Progress(stage=1), generator(1, "train", step))
-        literals = (batch.inputs == S3.ids[" = "]).sum() - 3 * (12 + 3)
-        assert literals in ([0] if counts else [0, batch.reveals.sum()])
-        assert all(S3.decode(row).startswith(S3.start_lines()) for row in batch.inputs) == counts
-        reveals[counts] += batch.reveals.sum(1).tolist()
-    assert {*reveals[True]} == {2} and {*reveals[False]} == {3, 6, 12}
-    assert abs(len(reveals[False]) / 1500 - 0.75) < 0.12  # six deviations of 500 coins
-    assert abs(np.mean(np.array(reveals[False]) == 12) - 0.5) < 0.16
-
-    class Own:
-        training_batch = S3.training_batch
-    for step in range(40):
-        trainer.draw(S3, config, Progress(stage=2), generator(1, "train", step))  # 2 divides no 9
-        for task, stage in ((S3, 0), (Own(), 1)):
-            rng = generator(1, "train", step)
-            assert trainer.draw(task, config, Progress(stage=stage), rng)[1]
-
-
-def test_the_learning_rates_warm_up_once_in_a_run_and_stay():
-    scales = [trainer.lr_scale(Config(), Progress(step=step, stage=1)) for step in (0, 24, 49, 400)]
-    assert scales == [0.02, 0.5, 1, 1]
-
-
-@pytest.mark.parametrize("wrap", [lambda model: model, nn.Sequential, nn.DataParallel,
-                                  lambda model: nn.Sequential(nn.Embedding(5, 4), model)])
-@pytest.mark.parametrize("optimizer, kind", [("muon", torch.optim.Muon),
-                                             ("adamw", torch.optim.AdamW)])
-def test_muon_gets_the_matrices_between_embedding_and_unembedding(optimizer, kind, wrap):
-    model = LinRNN(22)
-    config = Config(optimizer=optimizer, lr=0.1, matrix_lr=0.2, weight_decay=0.3)
-    wrapped = wrap(model)
-    matrices, others = trainer.make_optimizers(wrapped, config)
-    assert type(matrices) is kind and type(others) is torch.optim.AdamW
-    (inner,), (outer,) = matrices.param_groups, others.param_groups
-    ends = {model.embedding.weight, model.unembedding.weight}
-    assert {*inner["params"]} == {x for x in model.parameters() if x.ndim == 2} - ends
-    assert {*outer["params"]} == {*wrapped.parameters()} - {*inner["params"]}
-    assert [group[name] for group in (inner, outer) for name in ("lr", "weight_decay")] == [
-        0.2, 0.3, 0.1, 0.3]
-    betas = (0.9, 0.95)
-    assert outer["betas"] == betas and (optimizer == "muon" or inner["betas"] == betas)
-
-
-def test_muon_gets_neither_a_gain_nor_a_part_of_an_embedding():
-    """weight_norm splits a matrix into its directions and a column of gains."""
-    def matrices():
-        muon, _ = trainer.make_optimizers(model, Config())
-        return sorted(x.shape for x in muon.param_groups[0]["params"])
-
-    model = LinRNN(22)
-    before = matrices()
-    for module in (model.embedding, model.blocks[1].project):
-        nn.utils.parametrizations.weight_norm(module)
-    assert matrices() == before
+        "step 1: (2,1)", "(2,1) passed after 2 steps, 0.01 million tokens", "step 14: (4,2)",
+        "step 1: (2,1)", "step 3: (2,1)", "NOT LEARNED: stopped in stage 1 of 2"]
 
 
 def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_seed(monkeypatch):
@@ -194,13 +192,6 @@ def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_se
         assert log[-1][name] == pytest.approx(expected.item(), abs=1e-4)
 
 
-def test_the_average_has_the_newest_buffers():
-    model = nn.Sequential(nn.Embedding(16, 8), Batchnorm(8), nn.Linear(8, 16)).eval()
-    result, _ = train_small({"optimizer": "adamw", "matrix_lr": 0.01}, model)
-    assert result[1].num_batches_tracked == 15
-    assert all(map(torch.equal, result.buffers(), model.buffers()))
-
-
 @pytest.mark.parametrize("changes, first", [
     ({}, 3), ({"curriculum": [(2, 1), (2, 1), (4, 2)]}, 6), ({"average": False}, 14),
     ({"curriculum": [(4, 2)]}, 11), ({"pass_accuracy": 1.0, "max_curriculum_steps": 5}, 4)])
@@ -220,80 +211,34 @@ def test_the_average_is_that_of_the_last_of_several_stages(changes, first):
     assert (result.unembedding.weight - expected).abs().max() < 1e-6 and not result.training
 
 
-# --- The config -----------------------------------------------------------------------------------
+def test_a_gradient_that_is_not_finite_ends_the_training():
+    """As in a task without reveals, whose mean loss is 0 / 0."""
+    def draw(task, config, now, rng):
+        batch, counts = trainer.draw(task, config, now, rng)
+        return batch._replace(reveals=np.zeros_like(batch.reveals)), counts
 
-def test_every_field_is_an_option_and_help_shows_it(capsys, monkeypatch, tmp_path):
-    """What is typed wins over each default, and the model and the task get it."""
-    source = Path(trainer.__file__).read_text(encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
-    with pytest.raises(SystemExit, match="0"):  # under a profiler, __main__ is another module
-        exec(source, {"__name__": "__main__", "__file__": trainer.__file__})
-    shown = capsys.readouterr().out
-    assert all(f"    {name}: " in shown for name in asdict(Config()))
-
-    typed = {"group": "S4", "commands": "swap", "repeat_fraction": 0.25, "d_model": 16, "layers": 2,
-             "heads": 2, "beta_max": 1.5, "householders": 3, "conv_width": 1, "model": "linrnn",
-             "curriculum": ((6, 3), (12, 4)), "batch": 2, "dense_fraction": 0.75,
-             "literal_fraction": 0.125, "pass_accuracy": 0.5, "pass_patience": 2,
-             "max_curriculum_steps": 1, "final_steps": 1, "average": False, "optimizer": "adamw",
-             "matrix_lr": 0.02, "lr": 0.01, "warmup": 3, "weight_decay": 0.0, "reveal_weight": 2.0,
-             "seed": 9, "compile": True}
-    assert typed.keys() == asdict(Config()).keys()
-    argv = ["--curriculum", "6:3,12:4", "--no-average", "--compile"]
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda model, dynamic: compiled.append(model) or model)
-    for name, value in typed.items():
-        if not isinstance(value, (tuple, bool)):
-            argv += [f"--{name.replace('_', '-')}", str(value)]
-    main([*argv, *"--device cpu --lengths 4:2 --traces 3 --out".split(), str(tmp_path / "run")])
-    assert read_run(tmp_path / "run")["config"] == typed
-
-    task, model = load(tmp_path / "run")
-    assert (task.repeat_fraction, task.literal_fraction) == (0.25, 0.125) and len(compiled) == 1
-    torch.manual_seed(9)  # one step moves no parameter by more than its learning rate
-    assert (make(typed)[1].embedding.weight - model.embedding.weight).abs().max() < 0.01
-    assert task.test_batch(1, 8, 8, generator(0, "test")).inputs.shape == (1, 5 * 4 + 8 * 7 + 10)
-    assert [block.beta_max for block in model.blocks[::2]] == [1.5, 1.5]
-    assert model.blocks[0].householders == 3
+    with pytest.raises(UserError, match="step 1: the gradient is not finite"):
+        train_small(draw=draw)
 
 
-def test_sizes_that_are_not_given_are_those_of_the_model_and_the_group():
-    _, model = make(asdict(Config()))
-    assert (model.blocks[1].beta_max, model.blocks[1].heads) == (2, 4)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 73_688
-    assert make(asdict(Config(group="S7")))[1].blocks[0].conv.kernel_size == (10,)
-    assert make(asdict(Config(model="lstm")))[1].embedding.embedding_dim == 60
+@pytest.mark.parametrize("optimizer, kind", [("muon", torch.optim.Muon),
+                                             ("adamw", torch.optim.AdamW)])
+def test_muon_gets_the_matrices_between_embedding_and_unembedding(optimizer, kind):
+    model = LinRNN(22)
+    config = Config(optimizer=optimizer, lr=0.1, matrix_lr=0.2, weight_decay=0.3)
+    matrices, others = trainer.make_optimizers(model, config)
+    assert type(matrices) is kind and type(others) is torch.optim.AdamW
+    (inner,), (outer,) = matrices.param_groups, others.param_groups
+    ends = {model.embedding.weight, model.unembedding.weight}
+    assert {*inner["params"]} == {x for x in model.parameters() if x.ndim == 2} - ends
+    assert {*outer["params"]} == {*model.parameters()} - {*inner["params"]}
+    assert [group[name] for group in (inner, outer) for name in ("lr", "weight_decay")] == [
+        0.2, 0.3, 0.1, 0.3]
+    betas = (0.9, 0.95)
+    assert outer["betas"] == betas and (optimizer == "muon" or inner["betas"] == betas)
 
 
-def test_a_config_holds_the_learning_rates_of_its_model_or_those_that_are_typed(monkeypatch, capsys,
-                                                                               tmp_path):
-    """A stored run keeps its own, whatever the table says later. An unknown model gets linrnn's."""
-    def rates(config):
-        return config.optimizer, config.matrix_lr, config.lr
-
-    assert rates(Config()) == ("muon", 0.01, 2e-3)
-    assert rates(Config(model="lstm", lr=0.5)) == ("adamw", 4e-3, 0.5)
-    assert rates(Config(model="mine")) == rates(Config(model="transformer")) == rates(Config())
-    assert rates(Config(optimizer="adamw", matrix_lr=0.1)) == ("adamw", 0.1, 2e-3)
-
-    main([*SMALL, "--final-steps", "1", "--out", str(tmp_path)])
-    monkeypatch.setattr(trainer, "RATES", {"linrnn": trainer.RATES["lstm"]})
-    main(["--resume", str(tmp_path), "--traces", "4"])
-    assert "muon 0.01 and adamw 0.002, chance" in capsys.readouterr().out
-    monkeypatch.setitem(MODELS, "mine", LinRNN)
-    main([*SMALL, "--model", "mine", "--final-steps", "1", "--out", str(tmp_path / "mine")])
-    assert "adamw 0.004 and adamw 0.004, chance" in capsys.readouterr().out
-
-
-def test_half_precision_is_trained_without_an_average():
-    """The average would stand still: 1/n of the way is rounded to nothing."""
-    model = small_model().bfloat16()
-    with pytest.raises(UserError, match="average=False"):
-        train_small(model=model)
-    train_small({"average": False}, model)
-
-
-# --- The run folder -------------------------------------------------------------------------------
+# --- 4. The run folder ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("owner, function, call", [
     (trainer, "to_tensors", 7), (trainer, "to_tensors", 14), (torch, "save", 3)])
@@ -319,98 +264,33 @@ def test_a_run_that_was_cut_and_resumed_has_the_bits_of_the_run(owner, function,
         patch.setattr(owner, function, cut)
         main([*command, str(resumed)])
     assert not read_run(resumed)["progress"]["finished"]
-    main(["--resume", str(resumed / "model.pt"), *"--lengths 4:2 --traces 4 --device cpu".split()])
+    main(["--resume", str(resumed), *"--lengths 4:2 --traces 4".split()])
     assert same(read_run(whole), read_run(resumed))
     assert read_run(whole)["progress"]["seconds"] == 15
     assert (whole / "results.json").read_text() == (resumed / "results.json").read_text()
 
 
-def test_a_folder_that_holds_a_run_is_kept_and_resume_is_offered_for_the_same_run_only(tmp_path):
-    """A first step that fails leaves nothing behind."""
-    with pytest.raises(IndexError):
-        train_small(model=LinRNN(5, d_model=8, heads=2), folder=tmp_path / "x")  # of 16 tokens
-    assert not [*tmp_path.iterdir()]
-
-    _, log = train_small(folder=tmp_path)
-    before = (tmp_path / "model.pt").read_bytes()
-    with pytest.raises(UserError, match="--resume"):
-        train_small(folder=tmp_path)
-    assert train_small(folder=tmp_path, resume=True)[1] == log
-    assert (tmp_path / "model.pt").read_bytes() == before
-
-
-class OtherLinRNN(LinRNN):
+class Other(LinRNN):
     pass
 
 
-class OtherTask(ReplTask):
-    pass
-
-
-def small_with(model=None, scale=1.0, **attributes):
-    """A small model with more attributes, and a buffer that is not saved."""
-    model = model or small_model()
-    model.register_buffer("scale", torch.tensor(scale), persistent=False)
-    attributes = {"options": (1, [lambda x: x, None]), "cache": object()} | attributes
-    for name, value in attributes.items():
-        setattr(model, name, value)
-    return model
-
-
-def frozen():
-    model = small_model()
-    model.embedding.requires_grad_(False)
-    return model
-
-
-@pytest.mark.parametrize("change", [
-    {"config": small_config(curriculum=[(2, 1, 1), (8, 1, 1)], lr=0.2)}, {"config": small_config()},
-    {"task": ReplTask(Group("S3"), "swap")}, {"task": ReplTask(Group("Z3"))},
-    {"draw": lambda _, *more: trainer.draw(ReplTask(Group("S3"), repeat_fraction=0.0), *more)},
-    {"task": ReplTask(Group("S3"), literal_fraction=0.0)}, {"task": OtherTask(Group("S3"))},
-    {"model": small_with(OtherLinRNN(16, d_model=8, heads=2))}, {"model": small_with(frozen())},
-    {"model": small_with(LinRNN(16, d_model=8, heads=2, beta_max=1.0))},
-    {"model": small_with(more=nn.Parameter(torch.zeros(1)))}, {"model": small_with(scale=2.0)},
-    {"model": small_with(options=(1, [F.silu, None]))},
-    {"model": small_with(options=(1, [lambda x: x, 0]))}])
-def test_another_config_model_or_task_is_another_run(change, tmp_path):
-    """Whatever makes the same run, such as a function at another address, is the same run."""
-    given = {"task": S3, "config": small_config(curriculum=[(2, 1, 1), (8, 1, 1)])}
-    train(**given, model=small_with(), folder=tmp_path)
-    train(**given, model=small_with(), folder=tmp_path, resume=True)
+@pytest.mark.parametrize("change, resume", [
+    ({}, False), ({"config": small_config(lr=0.2)}, True),
+    ({"task": ReplTask(Group("S3"), "swap")}, True),
+    ({"draw": lambda _, *more: trainer.draw(ReplTask(Group("A3")), *more)}, True),
+    ({"model": Other(16, d_model=8, heads=2)}, True)])
+def test_a_folder_that_holds_a_run_is_kept_and_only_the_same_run_can_be_resumed(change, resume,
+                                                                                tmp_path):
+    given = {"model": small_model(), "task": S3, "config": small_config()}
+    _, log = train(**given, folder=tmp_path)
     before = (tmp_path / "model.pt").read_bytes()
-    for resume in (False, True):
-        with pytest.raises(UserError, match="another run; choose another folder"):
-            train(**{"model": small_with()} | given | change, folder=tmp_path, resume=resume)
+    assert train(**given, folder=tmp_path, resume=True)[1] == log
+    with pytest.raises(UserError, match="already holds a run"):
+        train(**given | change, folder=tmp_path, resume=resume)
     assert (tmp_path / "model.pt").read_bytes() == before
 
 
-def test_what_cannot_be_written_or_read_again_is_refused_after_the_first_step(tmp_path):
-    """As a number of numpy in the config or in a metric of one's own."""
-    (tmp_path / "full/model.pt.partial").mkdir(parents=True)
-    with pytest.raises(UserError, match="cannot be written"):
-        train_small(folder=tmp_path / "full")
-
-    def loss(model, batch, config):
-        objective, metrics = trainer.loss(model, batch, config)
-        return objective, metrics | {"mine": np.float64(1)}
-
-    for number, more in enumerate([{"loss": loss}, {"changes": {"final_steps": np.int64(3)}}]):
-        with pytest.raises(UserError, match="cannot be read"):
-            train_small(**more, folder=tmp_path / str(number))
-        assert not (tmp_path / str(number) / "model.pt").exists()
-
-
-def test_a_gradient_that_is_not_finite_ends_the_training():
-    """As in a task without reveals, whose mean loss is 0 / 0."""
-    def draw(task, config, now, rng):
-        batch, counts = trainer.draw(task, config, now, rng)
-        return batch._replace(reveals=np.zeros_like(batch.reveals)), counts
-
-    for number, more in [(1, {"draw": draw}), (2, {"lr_scale": lambda *_: float("nan")})]:
-        with pytest.raises(UserError, match=f"step {number}: the gradient is not finite"):
-            train_small(**more)
-
+# --- 5. The command line --------------------------------------------------------------------------
 
 @pytest.mark.parametrize("options", [
     "--model transformer --optimizer adamw --matrix-lr 0.001", "--model lstm --commands swap",
@@ -425,24 +305,10 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     assert result["parameters"] == sum(x.numel() for x in model.parameters())
 
 
-# --- Refusals -------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("options, words", [
-    ("--group A2", "A2"), ("--group A5 --commands swap", "S<n>"),
-    ("--model gru", "linrnn, transformer, lstm"), ("--heads 5", "heads"),
-    ("--model transformer --d-model 6", "2 heads must divide"), ("--model lstm", "heads"),
-    ("--curriculum 10:4", "multiple"),
-    ("--curriculum 8", "LENGTH:SPACING"), ("--lengths 8:1:1", "LENGTH:SPACING"),
-    ("--lengths 8:3", "multiple"), ("--device cuda", "no device"),
-    ("--optimizer Muon", "muon or adamw"), ("--optimizer adamw", "needs its own matrix_lr"),
-    ("--model lstm --optimizer muon", "muon needs its own matrix_lr"),
-    ("--seed -1", "seed"), (f"--seed {2**64}", "seed"), ("--lr nan", "lr"),
-    ("--final-steps -1", "final_steps"), ("--traces 0", "traces"),
-    ("--warmup 0", "must be positive"), ("--layers 0", "must be positive"),
-    ("--pass-accuracy 97", "from 0 to 1"), ("--dense-fraction nan", "from 0 to 1"),
-    ("--out RUN/model.pt/x", "Not a directory"),
-    ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume"),
-    ("--resume RUN --out x", "--resume"), ("--resume=", "--resume takes")])
+    ("--group A2", "unknown group"), ("--model gru", "linrnn, transformer, lstm"),
+    ("--curriculum 10:4", "multiple"), ("--lengths 8", "LENGTH:SPACING"),
+    ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume")])
 def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words, small_run, refused,
                                                                  tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -450,14 +316,6 @@ def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words,
     refused(main, argv if "--resume" in argv else [*SMALL, *argv], words)
     assert not [*tmp_path.iterdir()]
 
-
-def test_a_result_without_the_state_of_its_training_cannot_be_resumed(small_run, tmp_path, refused):
-    run = read_run(small_run)
-    torch.save({name: run[name] for name in ("config", "model")}, tmp_path / "best.pt")
-    refused(main, ["--resume", tmp_path / "best.pt"], "cannot be resumed")
-
-
-# --- Whole runs -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("beta_max, least, most", [("2", 0.95, 1), ("1", 0, 0.65)])
 def test_three_variables_are_learned_with_beta_up_to_two_only(beta_max, least, most, tmp_path,

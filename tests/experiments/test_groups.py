@@ -6,7 +6,7 @@ from data import Group
 from experiments import groups
 
 
-def test_exercise_1_permutations_compose_from_left_to_right():
+def test_permutations_compose_from_left_to_right():
     """new[i] = old[g[i]], then the same with h. Most pairs do not commute; shapes broadcast."""
     elements = Group("S4").elements
     g, h = elements[:, None], elements[None, 5:]
