@@ -101,7 +101,3 @@ def predict_stream(reader, inputs):
 
 
 evaluate_stream = partial(evaluate, predict=predict_stream)  # a row of eval.py for long traces
-
-
-if __name__ == "__main__":
-    raise SystemExit("reading.py is no chapter: python -m experiments lists them")
