@@ -43,35 +43,30 @@ from train import Config, lr_scale, train
 
 # --- 1. Other layers ------------------------------------------------------------------------------
 
-class Sigmoids(DeltaBlock):
-    def gated(self, q, k, v, beta, write_gate):
-        return unit(q), unit(k), write_gate.sigmoid() * v, self.beta_max * beta.sigmoid()
+class Layer(DeltaBlock):
+    """DeltaBlock with other gates, or with SiLU on q, k and v."""
 
-
-class NoWriteGate(DeltaBlock):
-    def gated(self, q, k, v, beta, write_gate):
-        return unit(q), unit(k), v, self.beta_max * F.hardsigmoid(beta)
-
-
-class SiLU(DeltaBlock):
-    def gated(self, q, k, v, beta, write_gate):
-        return super().gated(F.silu(q), F.silu(k), F.silu(v), beta, write_gate)
-
-
-class Usual(DeltaBlock):
-    """Sigmoids and SiLU, and no write gate: as such layers are usually built."""
+    def __init__(self, gate=F.hardsigmoid, write_gate=True, silu=False):
+        super().__init__(d_model=64, heads=4, beta_max=2.0, householders=1)
+        self.gate = gate
+        self.write_gate = write_gate
+        self.silu = silu
 
     def gated(self, q, k, v, beta, write_gate):
-        return unit(F.silu(q)), unit(F.silu(k)), F.silu(v), self.beta_max * beta.sigmoid()
+        if self.silu:
+            q, k, v = F.silu(q), F.silu(k), F.silu(v)
+        if self.write_gate:
+            v = self.gate(write_gate) * v
+        return unit(q), unit(k), v, self.beta_max * self.gate(beta)
 
 
-class LayerOfFla(Usual):
-    """And a convolution of each channel of q, k and v alone, in place of the local block."""
+class LayerOfFla(Layer):
+    """With a convolution of each channel of q, k and v alone, in place of the local block."""
 
     width = 4
 
-    def __init__(self, *options):
-        super().__init__(*options)
+    def __init__(self):
+        super().__init__(torch.sigmoid, write_gate=False, silu=True)
         channels = sum(self.sizes[:3])
         conv = Convolution(channels, channels, self.width, groups=channels)
         self.project = nn.Sequential(self.project, conv)
@@ -97,7 +92,7 @@ class Convolution(nn.Conv1d):
 class Part(NamedTuple):
     """What differs from the default."""
     config: dict = {}
-    block: type = DeltaBlock
+    layer: Callable = None
     lr_scale: Callable = lr_scale
 
 
@@ -107,10 +102,10 @@ PARTS = {
     "β ≤ 1": Part({"beta_max": 1.0}),
     "the layer of fla": Part({"conv_width": 1}, LayerOfFla),
     # To be precise.
-    "sigmoids": Part(block=Sigmoids),
-    "SiLU on q, k, v": Part(block=SiLU),
-    "no write gate": Part(block=NoWriteGate),
-    "all three": Part(block=Usual),
+    "sigmoids": Part(layer=lambda: Layer(torch.sigmoid)),
+    "SiLU on q, k, v": Part(layer=lambda: Layer(silu=True)),
+    "no write gate": Part(layer=lambda: Layer(write_gate=False)),
+    "all three": Part(layer=lambda: Layer(torch.sigmoid, write_gate=False, silu=True)),
     "convolution of 4": Part({"conv_width": 4}),
     "AdamW for the matrices": Part({"optimizer": "adamw", "matrix_lr": 2e-3}),
     "no averaging": Part({"average": False}),
@@ -127,8 +122,8 @@ def trained(setting, folder):
     part = PARTS[setting["part"]]
     config = Config(seed=setting["seed"], **part.config)
     task, model = make(asdict(config))
-    if part.block is not DeltaBlock:
-        model.blocks[-2] = part.block(64, 4, 2.0, 1)  # the mixer
+    if part.layer:
+        model.blocks[-2] = part.layer()
     model, log = train(model, task, config, folder, resume=True, lr_scale=part.lr_scale)
     return task, model, log
 

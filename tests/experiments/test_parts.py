@@ -9,9 +9,9 @@ from machine import SwapMachine
 
 from eval import make
 from experiments import decaying, parts
-from experiments.parts import LayerOfFla, Part
+from experiments.parts import Layer, LayerOfFla, Part
 from experiments.reading import correct_after
-from models import MLP, DeltaBlock
+from models import MLP
 from train import Config, lr_scale
 
 # --- The layers -----------------------------------------------------------------------------------
@@ -24,17 +24,18 @@ def hard(x):
     return (x / 6 + 0.5).clamp(0, 1)
 
 
-@pytest.mark.parametrize("block, feature, gate_of_beta, gate_of_writing", [
-    (DeltaBlock, same, hard, hard), (parts.Sigmoids, same, torch.sigmoid, torch.sigmoid),
-    (parts.NoWriteGate, same, hard, torch.ones_like), (parts.SiLU, F.silu, hard, hard),
-    (parts.Usual, F.silu, torch.sigmoid, torch.ones_like),
-    (LayerOfFla, F.silu, torch.sigmoid, torch.ones_like)])
-def test_a_layer_has_these_gates_and_features(block, feature, gate_of_beta, gate_of_writing):
+@pytest.mark.parametrize("layer, feature, gate_of_beta, gate_of_writing", [
+    (Layer, same, hard, hard), (LayerOfFla, F.silu, torch.sigmoid, torch.ones_like),
+    (parts.PARTS["sigmoids"].layer, same, torch.sigmoid, torch.sigmoid),
+    (parts.PARTS["SiLU on q, k, v"].layer, F.silu, hard, hard),
+    (parts.PARTS["no write gate"].layer, same, hard, torch.ones_like),
+    (parts.PARTS["all three"].layer, F.silu, torch.sigmoid, torch.ones_like)])
+def test_a_layer_has_these_gates_and_features(layer, feature, gate_of_beta, gate_of_writing):
     q, k, v = 3 * torch.randn(3, 2, 4, 7, 5).double()
     beta, write_gate = 4 * torch.randn(2, 2, 4, 7, 1).double()
-    found = block(8, 2, 1.7, 1).gated(q, k, v, beta, write_gate)
+    found = layer().gated(q, k, v, beta, write_gate)
     expected = (F.normalize(feature(q), dim=-1), F.normalize(feature(k), dim=-1),
-                gate_of_writing(write_gate) * feature(v), 1.7 * gate_of_beta(beta))
+                gate_of_writing(write_gate) * feature(v), 2 * gate_of_beta(beta))
     for part, right in zip(found, expected, strict=True):
         torch.testing.assert_close(part, right)
 
@@ -43,15 +44,15 @@ def test_the_layer_of_fla_mixes_the_last_four_tokens_of_each_channel():
     """By loops over tokens and channels; beta and the write gate are of the token alone. In pieces
     the layer gives what it gives whole."""
     width = 4
-    layer, x = LayerOfFla(8, 2, 2.0, 1).double(), torch.randn(3, 20, 8).double()
+    layer, x = LayerOfFla().double(), torch.randn(3, 20, 64).double()
     plain, mixed = layer.project[0](x), layer.project(x)
     conv = layer.project[1]
-    assert mixed.shape == (3, 20 - width + 1, 24 + 4)
+    assert mixed.shape == (3, 20 - width + 1, 192 + 8)
     for t in range(mixed.shape[1]):
-        for channel in range(24):
+        for channel in range(0, 192, 7):
             seen = plain[:, t:t + width, channel] @ conv.weight[channel, 0] + conv.bias[channel]
             torch.testing.assert_close(mixed[:, t, channel], seen)
-    torch.testing.assert_close(mixed[..., 24:], plain[:, width - 1:, 24:])
+    torch.testing.assert_close(mixed[..., 192:], plain[:, width - 1:, 192:])
 
     whole, _ = layer(x)
     state, pieces = None, []
