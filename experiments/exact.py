@@ -14,14 +14,12 @@ line. That proves all texts: of any length, with literals anywhere, read without
 (joined late), with false reveals (which are believed).
 Here the machine is put in and proved; in the next chapter, `found`, it is found and proved.
 
-    python -m experiments.exact [--run]       the table; --run first makes what has no record
-    python -m experiments.exact S4 [SEED]     train a model of S4, and prove it
+    python -m experiments.exact [--run]    the table; --run: seconds per missing run
 
 Source: ours. (Exact as observed: arXiv 2511.22751; on bounded inputs, by a solver: 2605.24033.)
 Next: found.py.
 """
 
-import sys
 from operator import itemgetter
 from time import process_time
 
@@ -29,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from data import Group, ReplTask, UserError, make_parser, run_cli
+from data import Group, ReplTask, UserError, run_cli
 from experiments import RESULTS, Study, chapter, decaying, grid, records, table
 from models import LanguageModel
 from scan import scan_chunked
@@ -189,7 +187,7 @@ def require(condition, otherwise):
 # Parameters are below 100 (a), so nothing there overflows.)
 
 
-# --- 3. The models, the table and the command line ------------------------------------------------
+# --- 3. The models and the table ------------------------------------------------------------------
 
 SETTINGS = [*grid(group=["S5"], seed=range(320, 325)),
             *grid(group=["S3", "S4", "A5", "S6", "S10", "S26"], seed=[320])]
@@ -230,15 +228,7 @@ def show():
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0].startswith("-"):
-        return chapter(__doc__, show, STUDIES, argv)
-    parser = make_parser("Train a model of GROUP, and prove it.")
-    parser.add_argument("group", metavar="GROUP", help="S<n>, A<n>, Z<n> or D<n>, n up to 26")
-    parser.add_argument("seed", metavar="SEED", nargs="?", type=int, default=0)
-    model = train_exact(**vars(parser.parse_args(argv)))
-    print("Proved (see certify): {moves} moves, {writes:,} writes, {answers} answers, by a margin "
-          "of {margin:.1f}".format(**certify(model)))
+    chapter(__doc__, show, STUDIES, argv)
 
 
 if __name__ == "__main__":

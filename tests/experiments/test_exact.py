@@ -97,16 +97,7 @@ def test_a_wrong_machine_has_no_proof(proved, monkeypatch, wrong, words):
         certify(proved)
 
 
-# --- The command and a record ---------------------------------------------------------------------
-
-@pytest.mark.parametrize("argv, word", [(["S27"], "a to z"), (["S3"], "only 0 of 9 answers")])
-def test_the_command_refuses_in_one_line(argv, word, refused, monkeypatch):
-    monkeypatch.setattr(exact, "train", lambda model, *_, **__: [model])
-    refused(exact.main, argv, word)
-
-
-def test_the_command_proves_and_a_record_says_so(proved, capsys, monkeypatch):
+def test_a_record_says_what_was_tested(proved, monkeypatch):
     monkeypatch.setattr(exact, "train_exact", lambda group, seed: proved)
-    exact.main(["S3", "60"])
-    assert "12 moves, 18 writes, 9 answers" in capsys.readouterr().out
-    assert exact.run({"group": "S3", "seed": 60}, None)["moves"] == 12
+    found = exact.run({"group": "S3", "seed": 60}, None)
+    assert (found["moves"], found["writes"], found["answers"]) == (12, 18, 9)
