@@ -32,10 +32,6 @@ def whole(name):
     return 100 * np.median(of("drift", "whole", part=name))
 
 
-def part(name, key):
-    return [100 * value for value in of("parts", key, part=name)]
-
-
 def first(after):
     return of("baselines", lambda row: first_reveal(row, after), millions=45,
               model="linrnn-beta1")
@@ -64,14 +60,6 @@ CLAIMS = [
             f"{span(drift('loop 1'))}%.",
     lambda: f"a loop of ten has kept {span(drift('loop 10'))}% of the values, and one repeated",
     lambda: f"values, and one repeated command {span(drift('loop 1'))}%.",
-    lambda: f"Without averaging, {span(part('no averaging', '(256,32)'))}% of the reveals of",
-    lambda: f"decay instead {span(part('decaying learning rates', '(256,32)'))}%, and without",
-    lambda: f"on reveals {span(part('no extra weight on reveals', '(256,32)'))}%",
-    lambda: f"(the default: at least {part('the default', '(256,32)')[0]:.0f}%)",
-    lambda: f"q, k and v it gets {span(part('SiLU on q, k, v', '(256,32)'))}%; with",
-    lambda: f"usually built, it gets {span(part('all three', '(256,32)'))}%.",
-    lambda: f"Without dense batches it keeps {span(part('no dense batches', 'literal'))}% of the",
-    lambda: f"of 16 tokens {span(part('convolution of 16', 'literal'))}%.",
     lambda: f"the default gets {whole('the default'):.0f}% of whole traces, without the gate "
             f"{whole('no write gate'):.0f}%, with 4 tokens {whole('convolution of 4'):.0f}%.",
     lambda: "{:.1f} to {:.0f} times as fast".format(*of("bench", "loop")),
