@@ -38,8 +38,8 @@ def measure(B, T):
 
 def show():
     rows = records("bench")
-    table(f"How many times as long the loop takes as the chunks: torch {rows[0]['torch']}, float32,\n"
-          "one CPU core, H = 4, K = V = 32", rows, ["B", "T"], {"loop": itemgetter("loop")})
+    table("How many times as long the loop takes as the chunks: one CPU core, float32, H = 4,\n"
+          f"K = V = 32, torch {rows[0]['torch']}", rows, ["B", "T"], {"loop": itemgetter("loop")})
 
 
 STUDIES = [Study("bench", grid(B=[32, 4], T=[1024]), lambda setting, _: measure(**setting))]

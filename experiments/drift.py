@@ -14,7 +14,7 @@ changes no parameter and needs no list of states. But it is fitted to states who
 and a state that has been rounded to a wrong table stays wrong.
 
     python -m experiments.drift [--run]    the tables; --run: four minutes per missing run
-    python -m experiments.drift DIR        your own run, as trained and projected
+    python -m experiments.drift DIR        your own run, as trained and projected (two minutes)
 
 Source: ours. (Affine recurrences cannot correct errors between tables: arXiv 2605.07755.)
 Next: exact.py.
@@ -159,14 +159,14 @@ LOOPS = {"one command": percent_of("loop 1"), "loop of ten": percent_of("loop 10
 
 def show():
     table("Values correct after 128 commands without a reveal, one command or a loop of ten;\n"
-          "traces with all values correct after 256 random ones; reveals; in % (chance is 20);\n"
-          "and the exponents with which errors of random and of repeated commands grow",
-          records("drift"), ["part"],
-          LOOPS | {"random": percent_of("whole")}
-          | {test: percent_of(test) for test in ("(128,16)", "(256,32)", "(1024,128)")}
-          | {"exponent": lambda row: exponent(row["law"]["random"]),
-             "repeated": lambda row: exponent(row["law"]["repeated"])})
-    table("The same for the five stored models, and what a projection repairs",
+          "traces with all values correct after 256 random commands; reveals; in % (chance is 20)",
+          records("drift"), ["part"], LOOPS | {"random": percent_of("whole")}
+          | {test: percent_of(test) for test in ("(128,16)", "(256,32)", "(1024,128)")})
+    table("The exponents with which errors of random and of repeated commands grow",
+          records("drift", part="the default"), ["part"],
+          {"random": lambda row: exponent(row["law"]["random"]),
+           "repeated": lambda row: exponent(row["law"]["repeated"])})
+    table("What a projection repairs, in the five stored models: loops and reveals, as above",
           records("snap"), ["reader"], LOOPS | by_test(TESTS[1:]))
 
 
