@@ -14,7 +14,7 @@ changes no parameter and needs no list of states. But it is fitted to states who
 and a state that has been rounded to a wrong table stays wrong.
 
     python -m experiments.drift [--run]    the tables; --run: four minutes per missing run
-    python -m experiments.drift DIR        your own run, as trained and projected (two minutes)
+    python -m experiments.drift DIR        your own run, as trained and projected (a minute)
 
 Source: ours. (Affine recurrences cannot correct errors between tables: arXiv 2605.07755.)
 Next: exact.py.
