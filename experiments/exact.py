@@ -213,7 +213,8 @@ def run(setting, _):
 STUDIES = [Study("exact", SETTINGS, run)]
 
 
-def stored():  # the task and the model of S5
+def stored():
+    """The task and the model of S5."""
     task = ReplTask(Group("S5"))
     model = Exact(task)
     model.load_state_dict(torch.load(PATH, weights_only=True))
