@@ -74,13 +74,16 @@ E = torch.eye(6)  # a, b, c and then a', b', c'
 
 @pytest.mark.parametrize("wrong, words", [
     (lambda t, q, k, v: (q, k / 2, 2 * v), "not such integers"),
+    (lambda t, q, k, v: (2 * q, k, v), "not such integers"),
     (lambda t, q, k, v: (torch.where(q.any(-1, True), q + E[3], q), k, v), "not such integers"),
     # At a blank another row is read.
     (lambda t, q, k, v: (torch.where(q.any(-1, True), E[0], q), k, v), "only [0-9] of 9 answers"),
     # In a command two names are mistaken, or the end of the line erases a.
     (lambda t, q, k, v: (q, torch.where(at(t, " = ", "c"), E[0] - E[4], k), v), "c, a, b.* moves"),
     (lambda t, q, k, v: (q, torch.where(at(t, ", c", "\n"), E[0], k), v), "a, b, c.* moves"),
-    # A literal is not read. In a reveal the value is ignored, or a spare row comes in.
+    # A literal erases another row, or is not read. In a reveal the value is ignored, or a spare row
+    # comes in.
+    (lambda t, q, k, v: (q, torch.where(at(t, "3", "\n"), E[0], k), v), ">>> a = 3.* moves"),
     (lambda t, q, k, v: (q, k * ~at(t, " = ", "2"), v), ">>> a = 2.* moves"),
     (lambda t, q, k, v: (q, k * ~at(t, " ", "2"), v), "print.* moves"),
     (lambda t, q, k, v: (q, torch.where(at(t, ")", "\n"), E[0] - E[3], k), v), "print.* moves")])
