@@ -64,31 +64,6 @@ def repeat(commands, total):
     return np.tile(commands, (1, total, 1))[:, :total]
 
 
-def first_values(model, task, commands, rng):
-    """Which of random first values are correct after commands [B, L, n]: bool [B, n]."""
-    values = rng.integers(task.group.degree, size=commands[:, 0].shape)
-    _, state = read(model, task, map(task.start_lines, values))
-    return correct_after(model, task, commands, values, state)
-
-
-def told_values(model, task, line, before, after, rng):
-    """Commands, then a line that gives one variable another value, then commands: [B, L, n] each.
-
-    line: task.literal_line, or task.reveal_lines, which then show a false value.
-    Returns: the accuracy of this value right after the line and at the end.
-    """
-    n = task.group.degree
-    *_, state = follow(model, task, before)
-    values = run_commands(before)[:, -1]
-    told = rng.integers(n, size=(len(before), 1)) == np.arange(n)  # one variable of each trace
-    values[told] = (values[told] + rng.integers(1, n, size=len(before))) % n
-    _, state = read(model, task, map(line, told.argmax(1), values[told]), state)
-
-    moved = compose(told, run_commands(after)[:, -1])  # where commands have brought this value
-    return (answers_correctly(model, task, state, values)[told].mean(),
-            correct_after(model, task, after, values, state)[moved].mean())
-
-
 @torch.no_grad()
 def predict_stream(reader, inputs):
     """eval.predict for long traces. All are read side by side, in pieces."""
@@ -101,7 +76,3 @@ def predict_stream(reader, inputs):
 
 
 evaluate_stream = partial(evaluate, predict=predict_stream)  # a row of eval.py for long traces
-
-
-if __name__ == "__main__":
-    raise SystemExit("reading.py is no chapter: python -m experiments lists them")

@@ -50,16 +50,10 @@ def test_the_stored_model_has_its_proof_and_the_keys_of_the_swap_machine_in_scan
 
 # --- What is wrong is refused ---------------------------------------------------------------------
 
-def embed(token, number):
-    return lambda model: model.embedding.weight[model.task.ids[token]].fill_(number)
-
-
 @pytest.mark.parametrize("change, words", [
     (lambda model: model.reader.weight.zero_(), "only [0-9] of 9 answers"),
     (lambda model: model.unembedding.weight.neg_(), "only [0-9] of 9 answers"),
-    # In these, NaN, overflow or rounding may spoil what is right on a question alone.
-    *[(change, "100 or more, or not a number") for change in (
-        embed("1", torch.nan), embed("b", -100), lambda model: model.norm.weight[0].fill_(3e38))]])
+    (lambda model: model.norm.weight[0].fill_(torch.nan), "100 or more, or not a number")])
 def test_a_wrong_model_has_no_proof(proved, change, words):
     model = copy.deepcopy(proved)
     with torch.no_grad():
@@ -79,56 +73,34 @@ E = torch.eye(6)  # a, b, c and then a', b', c'
 
 
 @pytest.mark.parametrize("wrong, words", [
-    (lambda t, q, k, v: (q, k / 2, v, 2 * k), "not such integers"),
+    (lambda t, q, k, v: (q, k / 2, 2 * v), "not such integers"),
     (lambda t, q, k, v: (2 * q, k, v), "not such integers"),
     (lambda t, q, k, v: (torch.where(q.any(-1, True), q + E[3], q), k, v), "not such integers"),
-    (lambda t, q, k, v: (q, k, 2 * v), "not such integers"),
-    # What is wrong at a blank: another row is read, or none.
+    # At a blank another row is read.
     (lambda t, q, k, v: (torch.where(q.any(-1, True), E[0], q), k, v), "only [0-9] of 9 answers"),
-    (lambda t, q, k, v: (0 * q, k, v), "only [0-9] of 9 answers"),
-    # In a command: two names are mistaken, a swap has a wrong sign, the end of the line erases a.
+    # In a command two names are mistaken, or the end of the line erases a.
     (lambda t, q, k, v: (q, torch.where(at(t, " = ", "c"), E[0] - E[4], k), v), "c, a, b.* moves"),
-    (lambda t, q, k, v: (q, k.abs(), v), "its moves"),
     (lambda t, q, k, v: (q, torch.where(at(t, ", c", "\n"), E[0], k), v), "a, b, c.* moves"),
-    # At the end of a literal, row b is added to row a, or a is erased. Or it is not read.
-    (lambda t, q, k, v: (q, torch.where(at(t, "2", "\n"), E[1], k), v,
-                         torch.where(at(t, "2", "\n"), E[0], k)), ">>> a = 2.* moves"),
+    # A literal erases another row, or is not read. In a reveal the value is ignored, or a spare row
+    # comes in.
     (lambda t, q, k, v: (q, torch.where(at(t, "3", "\n"), E[0], k), v), ">>> a = 3.* moves"),
     (lambda t, q, k, v: (q, k * ~at(t, " = ", "2"), v), ">>> a = 2.* moves"),
-    # In a reveal: the value is ignored, or a spare row comes in.
     (lambda t, q, k, v: (q, k * ~at(t, " ", "2"), v), "print.* moves"),
     (lambda t, q, k, v: (q, torch.where(at(t, ")", "\n"), E[0] - E[3], k), v), "print.* moves")])
 def test_a_wrong_machine_has_no_proof(proved, monkeypatch, wrong, words):
-    """wrong: from the tokens and q, k, v of the machine to q, k, v, and b if it is not k."""
+    """wrong: from the tokens and q, k, v of the machine to q, k, v."""
     integers = Machine.integers
 
     def wrong_integers(self, tokens):
         q, k, _, v = integers(self, tokens)
-        q, k, v, *b = wrong(tokens, q, k, v)
-        return q, k, *(b or [k]), v
+        q, k, v = wrong(tokens, q, k, v)
+        return q, k, k, v
     monkeypatch.setattr(Machine, "integers", wrong_integers)
     with pytest.raises(UserError, match=words):
         certify(proved)
 
 
-# --- The command and a record ---------------------------------------------------------------------
-
-@pytest.mark.parametrize("argv, word", [
-    (["S27"], "a to z"), (["Q5"], "unknown group"), (["S3"], "only 0 of 9 answers")])
-def test_the_command_refuses_in_one_line(argv, word, refused, monkeypatch):
-    monkeypatch.setattr(exact, "train", lambda model, *_, **__: [model])
-    refused(exact.main, argv, word)
-
-
-def test_the_command_proves_and_a_record_says_so(proved, capsys, monkeypatch):
+def test_a_record_says_what_was_tested(proved, monkeypatch):
     monkeypatch.setattr(exact, "train_exact", lambda group, seed: proved)
-    monkeypatch.setattr(exact, "TESTS", [(16, 2), (8, 1), (32, 4)])
-    exact.main(["S3", "60"])
-    printed = capsys.readouterr().out
-    assert "12 moves, 18 writes, 9 answers" in printed
-    assert "(4 traces" in printed and "(32,4)" in printed
-    assert "(16,2)   0.3333   1.0000   1.0000   1.0000" in printed
-
-    row = exact.run({"group": "S3", "seed": 60}, None)
-    assert (row["moves"], len(row["results"])) == (12, 3)
-    assert torch.equal(*[train_exact("S3", 1, steps=1).reader.weight for _ in range(2)])
+    found = exact.run({"group": "S3", "seed": 60}, None)
+    assert (found["moves"], found["writes"], found["answers"]) == (12, 18, 9)
