@@ -88,8 +88,8 @@ CLAIMS = [
     lambda: f"know {span([100 * kept for kept in of('snap', 'loop 1', reader='alone')])}%.",
     lambda: f"a sort for {of('trace', 'commands')[0]} commands",
     lambda: "needs {} programs of 16 lines, and state supervision {} (".format(
-        *(span(of("supervision", "solved", task="parity", model="linrnn", length=16, training=how))
-          for how in ("curriculum", "states, linear")))]
+        *(span(of("supervision", "solved", task="parity", training=how))
+          for how in ("curriculum", "states, decoder")))]
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
