@@ -153,8 +153,8 @@ def learned(spacing):
 def show():
     paper = [row | {"model": "the paper's recipe", "millions": 30}
              for row in records("baselines_paper")]
-    table("From so many million tokens: accuracy in % at the first reveal of a trace, after 2 to 16\n"
-          "commands, and at all reveals of (128,16); min-max over the seeds; chance is 20",
+    table("From so many million tokens: accuracy in % at the first reveal of a trace, after 2 to\n"
+          "16 commands, and at all reveals of (128,16); min-max over the seeds; chance is 20",
           records("baselines") + paper, ["model", "millions"],
           {"seeds": lambda row: row["seed"],
            **{str(S): partial(first_reveal, spacing=S) for S in (2, 4, 8, 16)},

@@ -178,8 +178,9 @@ def traces(row):
 
 def show():
     rows = [row for setting in SETTINGS for row in records("strings", **setting)]
-    table("Thousands of traces before the last stage; whole values correct in % (chance is 1.2);\n"
-          "min-max over three seeds", rows, ["lexer", "reveal"], {"traces": traces} | by_test(TESTS))
+    table("Thousands of traces before the last stage; whole values correct in %\n"
+          "(chance is 1.2); min-max over three seeds",
+          rows, ["lexer", "reveal"], {"traces": traces} | by_test(TESTS))
 
 
 def main(argv=None):
