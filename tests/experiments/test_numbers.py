@@ -7,7 +7,7 @@ from test_notebook import CELLS
 
 from experiments import percent, records
 from experiments.adversary import worst_at
-from experiments.baselines import first_reveal, passed
+from experiments.baselines import first_reveal
 
 PROSE = " ".join(" ".join([README, *("".join(cell["source"]) for cell in CELLS),
                            *(module(name).__doc__ for name in ORDER)]).split())
@@ -37,10 +37,6 @@ def first(after):
               model="linrnn-beta1")
 
 
-def cost(stage, model):
-    return of("baselines_swaps", passed(stage), model=model)
-
-
 def nats(shown):
     return of("adversary", worst_at(64, [shown]), model="linrnn", coins="honest")
 
@@ -66,18 +62,14 @@ CLAIMS = [
     lambda: "{:.1f} to {:.0f} times as long".format(*of("bench", "loop")),
     lambda: f"{span(first(8))}% after 8 commands and, on one of three seeds, {first(16)[2]}% after",
     lambda: f"to {span(first(8))}% after eight commands",
-    lambda: f"at least {int(cost(12, 'lstm')[0] / cost(12, 'linrnn')[-1])} times DeltaNet's tokens",
-    lambda: f"(32,4), after {span(cost(11, 'lstm'))} million tokens",
-    lambda: f"DeltaNets with β ≤ 2 need {span(cost(11, 'linrnn'), 1)}.",
-    lambda: f"{cost(12, 'lstm')[0]:.0f} million tokens; DeltaNet needs {cost(12, 'linrnn')[0]:.0f}",
     lambda: f"it is {span(nats('first') + nats('second'), 1)} nats off",
     lambda: f"answer {span(of('snap', percent(8192), reader='alone'))}% of the reveals",
     lambda: f"{len(of('exact', 'margin'))} of {len(records('exact'))} networks get this proof",
     lambda: {(20, 1): "ten of ten seeds are proved, one of them at the second try"}[proved()],
     lambda: f"a sort for {of('trace', 'commands')[0]} commands",
     lambda: "needs {} programs of 16 lines, and state supervision {} (".format(
-        *(span(of("supervision", "solved", task="parity", model="linrnn", length=16, training=how))
-          for how in ("curriculum", "states, linear")))]
+        *(span(of("supervision", "solved", task="parity", training=how))
+          for how in ("curriculum", "states, decoder")))]
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
