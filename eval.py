@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from data import Group, ReplTask, UserError, generator, make_parser, run_cli, stages
 from models import MODELS
@@ -36,7 +37,8 @@ def predict(model, inputs):
     pieces = tokens.split(max(1, TOKENS_AT_ONCE // tokens.shape[1]))
     training = model.training
     model.eval()
-    best = torch.cat([model(piece).argmax(-1) for piece in pieces])
+    bar = tqdm(pieces, leave=False, disable=None)  # only on a terminal
+    best = torch.cat([model(piece).argmax(-1) for piece in bar])
     model.train(training)
     return best.cpu().numpy()
 
