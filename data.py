@@ -217,8 +217,8 @@ class Batch(NamedTuple):
 class Group:
     """A finite group of permutations: its degree n counts the points, its order the elements.
 
-    Names: S<n>, all permutations of n points; A<n>, the even ones. Or any name together with some
-    permutations: then the group is what they generate, all their products.
+    Names: S<n> symmetric, A<n> alternating, Z<n> cyclic, D<n> dihedral. Or any name together with
+    some permutations: then the group is what they generate, all their products.
     """
 
     def __init__(self, name, generators=None):
@@ -238,12 +238,20 @@ class Group:
     @cached_property
     def elements(self):
         """All elements in lexicographic order, the identity first: [order, n]."""
-        perms = np.array([*itertools.permutations(range(self.degree))])
+        points = np.arange(self.degree)
+        rotations = (points + points[:, None]) % self.degree  # i -> i + s on a circle of n points
+        reflections = (points[:, None] - points) % self.degree  # i -> s - i
+        if self.letter == "Z":
+            return rotations
+        if self.letter == "D":  # all symmetries of a regular polygon
+            return np.unique(np.concatenate([rotations, reflections]), axis=0)
+
+        perms = np.array([*itertools.permutations(points)])
         return perms if self.letter == "S" else perms[~is_odd(perms)]
 
     def draw(self, shape, rng):
         """Uniformly random elements: [*shape, n]."""
-        if self.letter is None:
+        if self.letter not in ("S", "A"):
             return rng.choice(self.elements, size=shape)
 
         # S26 has 4e26 elements, more than one can list. The sorting order of random numbers is a
@@ -264,11 +272,13 @@ class Group:
 
 def read_name(name):
     """S5 -> its letter, degree and order: (S, 5, 120)."""
-    if not re.fullmatch(r"S([2-9]|[1-9]\d+)|A([3-9]|[1-9]\d+)", name):
-        raise UserError(f"unknown group {name!r}: expected S<n> (n from 2) or A<n> (n from 3)")
+    if not re.fullmatch(r"[SZ]([2-9]|[1-9]\d+)|[AD]([3-9]|[1-9]\d+)", name):
+        raise UserError(f"unknown group {name!r}: expected S<n>, Z<n> (n from 2), A<n> or D<n> "
+                        "(n from 3)")
     letter = name[0]
     n = int(name[1:])
-    return letter, n, factorial(n) // (2 if letter == "A" else 1)
+    orders = {"S": factorial(n), "A": factorial(n) // 2, "Z": n, "D": 2 * n}
+    return letter, n, orders[letter]
 
 
 def closure(name, generators):
@@ -371,7 +381,7 @@ def stages(text):
 def main(argv=None):
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--group", default="S5", help="S<n> or A<n> (default S5)")
+    add("--group", default="S5", help="S<n>, A<n>, Z<n> or D<n> (default S5)")
     add("--commands", default="full", help="full or swap (default full)")
     add("--length", type=int, default=4, help="number of commands (default 4)")
     add("--spacing", type=int, default=2, help="commands per reveal (default 2)")

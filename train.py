@@ -57,7 +57,7 @@ class Config:
 
     # The task and the model. make() of eval.py reads these fields; train() is given task and model.
     # None means the default of the model's class in models.py.
-    group: str = "S5"              # S<n> or A<n>; the other defaults suit n up to 7
+    group: str = "S5"              # S<n>, A<n>, Z<n> or D<n>; the other defaults suit n up to 7
     commands: str = "full"         # full: permutations of all variables; swap: of two
     repeat_fraction: float = 0.5   # fraction of training traces with repeated commands
     literal_fraction: float = 0.5  # fraction of dense batches with literals

@@ -106,15 +106,20 @@ def test_dense_traces_begin_with_any_values_and_a_fraction_of_batches_has_litera
 
 # --- 2. Groups ------------------------------------------------------------------------------------
 
-def inversions(g):
-    return sum(x > y for x, y in itertools.combinations(g, 2))
+def elements_by_rule(letter, n):
+    """By loops: a permutation is an element if it is even, or if it keeps a circle's arcs."""
+    for g in itertools.permutations(range(n)):  # they are in order
+        inversions = sum(x > y for x, y in itertools.combinations(g, 2))
+        turns = {(g[(i + 1) % n] - g[i]) % n for i in range(n)}  # of the neighbours on a circle
+        if {"S": True, "A": inversions % 2 == 0, "Z": turns == {1},
+                "D": turns in ({1}, {n - 1})}[letter]:
+            yield g
 
 
-@pytest.mark.parametrize("name", ["S2", "S5", "A3", "A5"])
+@pytest.mark.parametrize("name", ["S2", "S5", "A3", "A5", "Z7", "D3", "D6"])
 def test_a_group_lists_its_elements_in_order_and_draws_them_uniformly(name):
     group = Group(name)
-    expected = [g for g in itertools.permutations(range(int(name[1:])))  # they are in order
-                if name[0] == "S" or inversions(g) % 2 == 0]
+    expected = [*elements_by_rule(name[0], int(name[1:]))]
     assert [*map(tuple, group.elements.tolist())] == expected
     assert group.order == len(expected) and group.chance == 1 / group.degree
     drawn = group.draw((2, 100 * group.order), default_rng(3)).reshape(-1, group.degree)
