@@ -430,8 +430,9 @@ def forward_operator(q: Tensor, k: Tensor, b: Tensor, v: Tensor, state: Tensor) 
     inputs = [x.contiguous() for x in (q, k, b, v, state)]
     # Autocast would compute and round every product in half precision.
     with torch.autocast(k.device.type, enabled=False):
-        out, state, saved = chunked_forward(*inputs)
-    return [out.flatten(-3, -2), state, *saved]
+        out, state, (inverse, *others) = chunked_forward(*inputs)
+    inverse = inverse.mT.contiguous().mT  # column by column; only on MPS is this a copy
+    return [out.flatten(-3, -2), state, inverse, *others]
 
 
 @forward_operator.register_fake
@@ -440,7 +441,7 @@ def _(q, k, b, v, state):
     V = v.shape[-1]
     shapes = [(N * C, V), (K, V), (N, C, C), (N, C, K), (N, K, V), (N, C, V), (N, C, C)]
     out, state, inverse, *others = [k.new_empty(*lead, *shape) for shape in shapes]
-    return [out, state, inverse.mT, *others]  # torch solves a triangle column by column
+    return [out, state, inverse.mT, *others]
 
 
 @torch.library.custom_op(f"{OPERATORS}::chunked_backward", mutates_args=())

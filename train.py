@@ -271,6 +271,8 @@ def update_mean(average, model, n):
     """
     for mean, parameter in zip(average.parameters(), model.parameters()):
         mean.data.lerp_(parameter.data, 1 / n)
+    for newest, buffer in zip(average.buffers(), model.buffers()):
+        newest.copy_(buffer)
 
 
 def to_tensors(batch, device):

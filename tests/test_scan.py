@@ -271,9 +271,15 @@ def test_complex_inputs_have_values_and_no_gradient():
         scan_chunked(q.requires_grad_(), k, k, v)[0].abs().sum().backward()
 
 
-def test_the_operators_keep_the_rules_of_torch():
+@pytest.mark.parametrize("solved", ["by columns", "by rows"])
+def test_the_operators_keep_the_rules_of_torch(solved, monkeypatch):
     """opcheck: nothing is changed in place, no result shares memory with another, and the fakes
-    have the true shapes and strides, also for an input like S.mT."""
+    have the true shapes and strides, also for an input like S.mT, and where torch solves a triangle
+    by rows (on MPS)."""
+    if solved == "by rows":
+        solve = torch.linalg.solve_triangular
+        monkeypatch.setattr(torch.linalg, "solve_triangular",
+                            lambda *x, **more: solve(*x, **more).contiguous())
     rules = "test_schema", "test_faketensor"
     q, k, b = torch.randn(3, 2, 3, 4, 5)
     given = q, k, b, torch.randn(2, 3, 4, 6), torch.randn(2, 6, 5).mT

@@ -211,6 +211,13 @@ def test_the_average_is_that_of_the_last_of_several_stages(changes, first):
     assert (result.unembedding.weight - expected).abs().max() < 1e-6 and not result.training
 
 
+def test_the_average_has_the_newest_buffers():
+    average, model = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    model(torch.randn(5, 3))
+    trainer.update_mean(average, model, 2)
+    assert all(map(torch.equal, average.buffers(), model.buffers()))
+
+
 def test_a_gradient_that_is_not_finite_ends_the_training():
     """As in a task without reveals, whose mean loss is 0 / 0."""
     def draw(task, config, now, rng):
