@@ -12,6 +12,7 @@ reveal tells it one variable, at a small spacing `final` exceeds chance even if 
 Next: train.py, which makes the runs that this file reads.
 """
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,10 @@ def read_run(folder):
     path = Path(folder) / "model.pt"
     if not path.exists():
         raise UserError(f"there is no run in {folder}")
-    return torch.load(path, map_location="cpu", weights_only=True)  # executes no code
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)  # executes no code
+    except Exception as error:  # torch raises many kinds
+        raise UserError(f"{path} is damaged, or no run of train.py") from error
 
 
 def make(config):
@@ -172,13 +176,28 @@ def device_of(model):
 
 # --- 3. The command line --------------------------------------------------------------------------
 
+def positive(text):
+    """A type for argparse: a whole number from 1 on."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def device(name):
+    """A type for argparse: a device that this machine has."""
+    try:
+        return torch.zeros(1, device=name).device
+    except Exception:  # torch raises many kinds
+        raise argparse.ArgumentTypeError(f"there is no {name!r} here; try cpu") from None
+
+
 def add_table_options(parser):
     """The options of eval.py that train.py has as well."""
     add = parser.add_argument
     add("--lengths", type=stages, default=LENGTHS,
         help="rows LENGTH:SPACING,... of the table (default 64:8,128:1,128:16,256:32)")
-    add("--traces", type=int, default=256, help="fresh traces for each row (default 256)")
-    add("--device", default="cpu", help="cpu (default), cuda, ...")
+    add("--traces", type=positive, default=256, help="fresh traces for each row (default 256)")
+    add("--device", type=device, default="cpu", help="cpu (default), cuda, ...")
 
 
 def main(argv=None):

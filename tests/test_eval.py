@@ -131,6 +131,9 @@ def test_a_run_is_read_back_from_its_config(small_run):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no run in"):
         load(tmp_path)
+    (tmp_path / "model.pt").write_bytes(b"half a file")
+    with pytest.raises(UserError, match="is damaged"):
+        load(tmp_path)
 
 
 # --- 3. The command line --------------------------------------------------------------------------

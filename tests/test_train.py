@@ -315,6 +315,7 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
 @pytest.mark.parametrize("options, words", [
     ("--group A2", "unknown group"), ("--model gru", "linrnn, transformer, lstm"),
     ("--curriculum 10:4", "multiple"), ("--lengths 8", "LENGTH:SPACING"),
+    ("--traces 0", "invalid positive value"), ("--device none", "there is no 'none' here"),
     ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume")])
 def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words, small_run, refused,
                                                                  tmp_path, monkeypatch):
