@@ -32,7 +32,7 @@ from data import Group, ReplTask, draw_commands, run_cli
 from eval import evaluate
 from experiments import (NAMES, Study, at, chapter, evaluate_all, grid, percent, rates, records,
                          summary, table)
-from experiments.groups import draw_sparse_commands, with_reveals
+from experiments.groups import run_commands, with_reveals
 from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
 from models import LSTM, LinRNN, Transformer
 from train import Config, lr_scale, train
@@ -85,6 +85,15 @@ def draw_any_stage(task, config, now, rng, budget):
         commands = draw_sparse_commands(task.group, shape, rng)
     batch = with_reveals(task, commands, spacing, rng)
     return batch, now.tokens + batch.inputs.size >= 0.9 * budget
+
+
+def draw_sparse_commands(group, shape, rng):
+    """Products of 1 to n random swaps: many of them move only a few variables. [*shape, n]"""
+    # The products of the first 1, 2, ..., n of n swaps, one of which is kept.
+    n = group.degree
+    products = run_commands(draw_commands(group, "swap", (*shape, n), rng))
+    kept = rng.integers(n, size=(*shape, 1, 1))
+    return np.take_along_axis(products, kept, -2).squeeze(-2)
 
 
 def cosine(config, now, budget):
