@@ -11,8 +11,8 @@ but varies no lexer. We vary it, for one small DeltaNet, and test no pretrained 
 
 Finding. Tracking the string is easy; writing it in BPE tokens is hard. Cut into letters, a string
 is learned from about as few traces as a list of letters. BPE, whose cuts depend on the value, takes
-about three times as many, and leaves 3 to 12% of the values wrong. Yet the model knows the state: one
-that reads BPE but writes letters, by print(*s), needs only 1.3 times the traces of letters, and
+about three times as many, and leaves 3 to 12% of the values wrong. Yet the model knows the state:
+one that reads BPE but writes letters, by print(*s), needs only 1.3 times the traces of letters, and
 gets at least 99.6% of the values right.
 
     python -m experiments.strings [--run]      # with --run: 12 minutes of CPU time
