@@ -68,7 +68,7 @@ CLAIMS = [
     lambda: {(20, 1): "ten of ten seeds are proved, one of them at the second try"}[proved()],
     lambda: f"a sort for {of('trace', 'commands')[0]} commands",
     lambda: "needs {} programs of 16 lines, and state supervision {} (".format(
-        *(span(of("supervision", "solved", task="parity", training=how))
+        *(span(of("supervision", "solved", task="parity", length=16, training=how))
           for how in ("curriculum", "states, decoder")))]
 
 
