@@ -98,20 +98,17 @@ def test_a_step_shortens_whatever_it_changes_unless_beta_is_two(beta):
 
 @pytest.mark.parametrize("name", ["S5", "A6"])
 def test_exercise_3_the_swap_machine_tracks_a_group_without_training(name):
-    """2n hand-set reflections per command give data.py's states after every command. With beta = 1
-    the same keys erase what they should have moved."""
+    """2n hand-set reflections per command, multiplied one by one, give data.py's states."""
     n = Group(name).degree
-    commands = draw_commands(Group(name), "full", (1000,), np.random.default_rng(0))
-    keys = swap_machine_keys(torch.from_numpy(commands)).float()
-    nothing, beta = torch.zeros(len(keys), n), torch.full((len(keys),), 2.0)
-    start = torch.eye(2 * n, n)  # slot i holds value i, the spares are empty
+    commands = draw_commands(Group(name), "full", (100,), np.random.default_rng(0))
+    keys = swap_machine_keys(torch.from_numpy(commands))
+    assert keys.shape == (100 * 2 * n, 2 * n), "the shape of the keys"
 
-    queries = torch.eye(2 * n)[:n, None]  # `print(x)` is the read q = e_x
-    out, _ = delta_rule_chunked(queries.expand(n, *keys.shape), *[
-        x.expand(n, *x.shape) for x in (keys, nothing, beta, start)])
-    after_each_command = out[:, 2 * n - 1::2 * n].transpose(0, 1)  # [1000, variables, values]
-    assert (after_each_command - torch.eye(n)[run_commands(commands[None])[0]]).abs().max() < 0.01
-    assert delta_rule_chunked(keys, keys, nothing, beta / 2, start)[1].abs().max() < 0.6
+    S = torch.eye(2 * n, n).double()  # slot i holds value i, the spares are empty
+    for t, state in enumerate(run_commands(commands[None])[0]):
+        for k in keys[2 * n * t:2 * n * (t + 1)]:
+            S = S - 2 * torch.outer(k, k @ S)
+        assert (S[:n] - torch.eye(n)[state]).abs().max() < 1e-9, f"after {t + 1} commands"
 
 
 # --- 2. The definition ----------------------------------------------------------------------------
