@@ -241,8 +241,8 @@ def to_chunks(x, C):
 
 def pad(x, tokens):
     """x with that many more tokens at its end, all zero; if negative, without its last ones."""
-    # An empty padding would copy x. While compiling, pad always, and do not even ask for `tokens`: a
-    # branch on them would make a second graph.
+    # An empty padding would copy x. While compiling, pad always, and do not even ask for `tokens`:
+    # a branch on them would make a second graph.
     if torch.compiler.is_compiling() or tokens:
         x = F.pad(x, (0, 0, 0, tokens))
     return x
@@ -348,7 +348,7 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # --- 6. The hand-written backward -----------------------------------------------------------------
 #
 # Autograd could differentiate chunked_forward. The hand-written backward saves up to a quarter of
-# the time of forward and backward (`bench`).
+# the time of forward and backward (lab book, `bench`).
 #
 # Write g(Y) for the gradient of the loss with respect to Y, G_n for that of the state after chunk
 # n, and P = tril(Q B^T). Inside chunk n, with S_0 the state before it, (9) and (8) give g(D). Then
