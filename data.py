@@ -16,9 +16,9 @@ Conventions for permutations, the same in every file (those for matrices are in 
     it makes new[i] = old[g[h[i]]]. Time and composition run from left to right.
 
 Symbols
-    n  degree: number of variables     L  length: number of commands in a trace     T  its tokens
-    B  batch: number of traces         S  spacing: commands per reveal (it divides L)
-    (128,16) is short for L = 128, S = 16. In scan.py, S is the state and L a triangle.
+    n  degree: number of variables     L  length: number of commands in a trace
+    B  batch: number of traces         T  its tokens
+    (128,16) is short for a length of 128 and a spacing of 16: a reveal after every 16th command.
 
 Source: Siems et al. 2026 (arXiv 2602.14814 v3), section 4, figure 2. Run it first: python data.py
 Next: scan.py, a linear recurrence that can execute such a trace.
@@ -61,10 +61,10 @@ class ReplTask(Lexer):
     """Next-token prediction on Python REPL traces.
 
     A comma belongs to the name after it, so a first line has 5 tokens, a `full` command 2n + 3, a
-    `swap` command 7, and a reveal 11: T = 5n + L (2n + 3) + 11 L/S.
+    `swap` command 7, and a reveal 11: T = 5n + L (2n + 3) + 11 L / spacing.
 
-    repeat_fraction: the fraction of training traces with repeated commands (section 4).
-    literal_fraction: the fraction of dense batches (train.py) with lines such as `>>> b = 3`.
+    In training, repeat_fraction of the traces repeat commands, and literal_fraction of the dense
+    batches have literals (section 4).
     """
 
     def __init__(self, group, commands="full", repeat_fraction=0.5, literal_fraction=0.5):
@@ -111,10 +111,9 @@ class ReplTask(Lexer):
 
     def start_lines(self, values=None):
         """`>>> a = 1` and so on: variable i starts with values[i], by default with value i."""
-        variables = range(self.group.degree)
         if values is None:
-            values = variables
-        return "".join(map(self.literal_line, variables, values))
+            values = range(self.group.degree)
+        return "".join(self.literal_line(i, value) for i, value in enumerate(values))
 
     def literal_line(self, variable, value):
         """`>>> b = 3`."""
@@ -124,7 +123,7 @@ class ReplTask(Lexer):
         """`>>> a, b, c = c, a, b` for g = (2, 0, 1)."""
         left = range(len(g))
         if self.commands == "swap":
-            left = [i for i in left if g[i] != i]  # only the two variables that change
+            left = [i for i in left if g[i] != i] or left  # those that change, if any do
         names = ", ".join(self.names[i] for i in left)
         sources = ", ".join(self.names[g[i]] for i in left)
         return f">>> {names} = {sources}\n"
@@ -146,20 +145,19 @@ class ReplTask(Lexer):
         return self.batch_of(map(self.trace, programs))
 
     def dense_batch(self, batch, length, spacing, rng):
-        """A training_batch with random first values and, perhaps, literals at random places."""
+        """A training_batch with random first values and, perhaps, literals (section 4)."""
         n = self.group.degree
         programs = self.draw_programs(batch, length, spacing, rng, self.repeat_fraction)
         values = rng.integers(n, size=(batch, n)).tolist()
 
-        # A literal before each reveal, after 0 to S of its commands: the model must carry the value
-        # through the others.
-        shape = (batch, length // spacing)
-        literals = np.stack([rng.integers(below, size=shape) for below in (spacing + 1, n, n)], -1)
+        blocks = batch, length // spacing  # of commands up to a reveal
+        places = rng.integers(spacing + 1, size=blocks)
+        literals = rng.integers(n, size=(2, *blocks))
         if rng.random() < self.literal_fraction:
-            for program, drawn in zip(programs, literals.tolist()):
-                for block, (place, variable, value) in enumerate(drawn):
-                    begin = block * (spacing + 2)  # S commands, a literal and a reveal in each
-                    program.insert(begin + place, ("literal", variable, value))
+            for i, block in np.ndindex(blocks):
+                begin = block * (spacing + 2)  # each block has a literal and a reveal
+                literal = ("literal", *literals[:, i, block])
+                programs[i].insert(begin + places[i, block], literal)
         return self.batch_of(map(self.trace, programs, values))
 
     def draw_programs(self, batch, length, spacing, rng, repeat_fraction=0.0):
@@ -223,42 +221,52 @@ class Group:
 
     def __init__(self, name, generators=None):
         self.name = name
+        self.letter = name[0] if generators is None else None
         if generators is None:
-            self.letter, self.degree, self.order = read_name(name)
-        else:
-            self.letter = None
-            self.elements = closure(name, generators)
-            self.order, self.degree = self.elements.shape
-        if self.degree > 26:
-            raise UserError(f"variables are the letters a to z, but {name} needs {self.degree}")
+            generators = generators_of(name)
+        self.generators = np.array([*generators]).tolist()
+        self.degree = len(self.generators[0])
+
+        points = [*range(self.degree)]
+        if any(sorted(g) != points for g in self.generators):
+            raise UserError(f"{name}: a permutation lists the positions 0, 1, ... in some order")
+        reached = {0}
+        for _ in points:
+            reached |= {g[point] for g in self.generators for point in reached}
+        if len(reached) < self.degree:
+            raise UserError(f"{name} is not transitive: a never gets some of the values")
+
         # The accuracy of a guess that knows the variable but not the state: a random element of a
         # transitive group sends a point to every point equally often.
         self.chance = 1 / self.degree
 
     @cached_property
     def elements(self):
-        """All elements in lexicographic order, the identity first: [order, n]."""
-        points = np.arange(self.degree)
-        rotations = (points + points[:, None]) % self.degree  # i -> i + s on a circle of n points
-        reflections = (points[:, None] - points) % self.degree  # i -> s - i
-        if self.letter == "Z":
-            return rotations
-        if self.letter == "D":  # all symmetries of a regular polygon
-            return np.unique(np.concatenate([rotations, reflections]), axis=0)
+        """All products of generators in lexicographic order, the identity first: [order, n]."""
+        elements = new = {tuple(range(self.degree))}
+        while new:
+            new = {tuple(g[i] for i in h) for g in new for h in self.generators} - elements
+            elements = elements | new
+        return np.array(sorted(elements))
 
-        perms = np.array([*itertools.permutations(points)])
-        return perms if self.letter == "S" else perms[~is_odd(perms)]
+    @cached_property
+    def order(self):
+        """The number of elements. (S26 has 4e26, more than one can list.)"""
+        if self.letter in ("S", "A"):
+            return factorial(self.degree) // (1 if self.letter == "S" else 2)
+        return len(self.elements)
 
     def draw(self, shape, rng):
         """Uniformly random elements: [*shape, n]."""
         if self.letter not in ("S", "A"):
             return rng.choice(self.elements, size=shape)
 
-        # S26 has 4e26 elements, more than one can list. The sorting order of random numbers is a
-        # uniformly random permutation.
+        # The sorting order of random numbers is a uniformly random permutation.
         perms = rng.random((*shape, self.degree)).argsort(-1)
-        if self.letter == "A":  # swapping two entries maps odd ones one-to-one onto even ones
-            odd = is_odd(perms)
+        if self.letter == "A":
+            # A permutation is odd if its matrix has determinant -1. Swapping the last two entries
+            # maps odd ones one-to-one onto even ones.
+            odd = np.linalg.det(np.eye(self.degree)[perms]) < 0
             perms[odd, -2:] = perms[odd][:, [-1, -2]]
         return perms
 
@@ -270,37 +278,17 @@ class Group:
                          for i, j in itertools.combinations(points, 2)])
 
 
-def read_name(name):
-    """S5 -> its letter, degree and order: (S, 5, 120)."""
-    if not re.fullmatch(r"[SZ]([2-9]|[1-9]\d+)|[AD]([3-9]|[1-9]\d+)", name):
+def generators_of(name):
+    """Permutations whose products are the group of that name."""
+    if not re.fullmatch(r"[SZ]([2-9]|1\d|2[0-6])|[AD]([3-9]|1\d|2[0-6])", name):
         raise UserError(f"unknown group {name!r}: expected S<n>, Z<n> (n from 2), A<n> or D<n> "
-                        "(n from 3)")
-    letter = name[0]
-    n = int(name[1:])
-    orders = {"S": factorial(n), "A": factorial(n) // 2, "Z": n, "D": 2 * n}
-    return letter, n, orders[letter]
-
-
-def closure(name, generators):
-    """All products, in lexicographic order.  Raises: UserError if the group is not transitive."""
-    generators = np.asarray(generators)
-    points = np.arange(generators.shape[-1])
-    if (np.sort(generators) != points).any():
-        raise UserError(f"group {name}: a permutation lists the positions 0, 1, ... in some order")
-
-    generators = generators.tolist()
-    elements = new = {tuple(points.tolist())}
-    while new:
-        new = {tuple(g[i] for i in h) for g in new for h in generators} - elements
-        elements = elements | new
-    if len({g[0] for g in elements}) < len(points):
-        raise UserError(f"group {name} is not transitive: a never gets some of the values")
-    return np.array(sorted(elements))
-
-
-def is_odd(perms):
-    """Whether each permutation is odd, i.e. its matrix has determinant -1: [..., n] -> [...]."""
-    return np.linalg.det(np.eye(perms.shape[-1])[perms]) < 0
+                        "(n from 3), with n up to 26, since variables are the letters a to z")
+    points = [*range(int(name[1:]))]
+    rotation = [*points[1:], 0]
+    swap = [1, 0, *points[2:]]
+    three_cycles = [[*points[:i], i + 1, i + 2, i, *points[i + 3:]] for i in points[:-2]]
+    return {"S": [rotation, swap], "A": three_cycles, "Z": [rotation],
+            "D": [rotation, points[::-1]]}[name[0]]
 
 
 # --- 3. Random commands, from independent streams -------------------------------------------------
@@ -325,10 +313,15 @@ def generator(seed, purpose, *key):
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
 
 
-# --- 4. Repeated commands, in training only -------------------------------------------------------
+# --- 4. In training only --------------------------------------------------------------------------
 #
-# A model makes a small error in every command. The errors of random commands partly cancel. Those
-# of one repeated command add up, so the loss notices them.
+# Some traces repeat commands. A model makes a small error in every command. The errors of random
+# commands partly cancel. Those of one repeated command add up, so the loss notices them.
+#
+# Some batches are dense (train.py). If all traces began with 1, 2, ..., a model would not have to
+# read the values in its lines. So first values are random, and in each block of commands before a
+# reveal a literal, such as `>>> b = 3`, stands at a random place: the model must carry the value
+# through the commands after it.
 
 REPEAT = 0.8  # probability that a command repeats the one before it: 1 / (1 - 0.8) = 5 in a row
 SHORTEST_WITH_REPEATS = 8  # commands in a trace; shorter ones teach single commands
