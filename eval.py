@@ -162,7 +162,9 @@ def make(config):
     if config["model"] not in MODELS:
         raise UserError(f"model must be one of {', '.join(MODELS)}; got {config['model']!r}")
 
-    options = {"conv_width": task.group.degree + 3}  # a token sees its place in the command
+    options = {}
+    if config["model"] != "deltanet":  # whose convolutions see four tokens
+        options["conv_width"] = task.group.degree + 3  # a token sees its place in the command
     for name in ("d_model", "layers", "heads", "beta_max", "householders", "conv_width"):
         if config[name] is not None:
             options[name] = config[name]

@@ -1,10 +1,13 @@
-"""Which architectures can learn to track state?  One frame, three mixers.
+"""Which architectures can learn to track state?  One frame, four mixers.
 
     tokens [B, T] --> embedding                           the state of a block:
                           |
                           + <-- local block               the last inputs of its convolution
+                          |     (not for deltanet)
                           |
            layers times   + <-- mixer   linrnn            DeltaNet: one matrix per head
+                          |             deltanet          the paper's layer: the same, and the
+                          |                               last inputs of its short convolution
                           |             transformer       attention: all keys and values so far
                           |             lstm              torch's LSTM: two vectors
                           + <-- MLP                       nothing
@@ -25,12 +28,13 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 2411.12537); DeltaProduct, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
 (arXiv 2104.09864).
 
-Deviations from the paper, and from DeltaNet as usually built (flash-linear-attention), and why:
+`deltanet` is two layers as the paper builds them; both learn to track. `linrnn`, the default, learns
+in half the time and tracks further. It is a single layer, which differs from the paper's in this:
     no SiLU on q, k, v         its results are almost positive; a swap key has both signs
     hard sigmoids              with sigmoids, beta = 0 and beta = 2 are only approached
     a write gate               a reflection needs beta = 2 and should write nothing
-    one wide convolution       before all layers, not a short one inside each
-`parts` measures them.
+    one wide convolution       before the layer, so its keys depend on a window of the text alone
+`parts` measures what each of them buys.
 
 Next: eval.py.
 """
@@ -79,7 +83,7 @@ def convolve(conv, window):
     """conv(window.mT).mT, but faster: as a 2D convolution of height 1, with the channels last."""
     image = window.mT.unsqueeze(2)  # [B, D, 1, reach + T]
     kernel = conv.weight.unsqueeze(2)  # [D, D, 1, conv_width]
-    return F.conv2d(image, kernel, conv.bias).squeeze(2).mT
+    return F.conv2d(image, kernel, conv.bias, groups=conv.groups).squeeze(2).mT
 
 
 class MLP(nn.Module):
@@ -96,7 +100,7 @@ class MLP(nn.Module):
         return x + self.down(hidden), None
 
 
-# --- 2. Three mixers ------------------------------------------------------------------------------
+# --- 2. Four mixers -------------------------------------------------------------------------------
 
 class DeltaBlock(nn.Module):
     """DeltaNet: the delta rule in H heads. With R = householders > 1 it is DeltaProduct.
@@ -147,6 +151,52 @@ class DeltaBlock(nn.Module):
         out = self.out_norm(out.to(x.dtype))
         out = out.transpose(1, 2).flatten(2)  # [B, T, D]
         return x + self.out(out), state
+
+
+class DeltaNetBlock(nn.Module):
+    """The paper's layer: DeltaNet as flash-linear-attention (fla) builds it, with allow_neg_eigval.
+
+        q, k, v = silu(conv(W x)), then |q| = |k| = 1        beta = beta_max sigmoid(w x)
+        S <- (I - beta k k^T) S + beta k v^T                 R times per token, and then o = S^T q
+
+    conv: each channel sees its own last four values, and at the start of a text zeros.
+    State: the last three W x, [B, 3, (1 + 2 R) D], and S, [B, H, K, K].
+    Source: github.com/fla-org/flash-linear-attention/blob/bc3b101d/fla/layers/delta_net.py#L77-L290
+    """
+
+    def __init__(self, d_model, heads, beta_max, householders):
+        super().__init__()
+        self.heads = heads
+        self.beta_max = beta_max
+        self.householders = householders
+
+        # One matrix for W and w. (fla has separate ones, with which Muon learned more slowly.)
+        channels = (1 + 2 * householders) * d_model  # a query, R keys and R values
+        self.sizes = [channels, householders * heads]
+        self.norm = nn.RMSNorm(d_model)
+        self.project = nn.Linear(d_model, sum(self.sizes), bias=False)
+        self.conv = nn.Conv1d(channels, channels, 4, groups=channels, bias=False)
+        self.out_norm = nn.RMSNorm(d_model // heads)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x, state=None):
+        recent, S = state or (None, None)
+        qkv, beta = self.project(self.norm(x)).split(self.sizes, -1)
+        if recent is None:
+            recent = qkv.new_zeros(len(x), 3, qkv.shape[-1])
+        window = torch.cat([recent, qkv], 1)
+        qkv = F.silu(convolve(self.conv, window))
+
+        # Cut the features of each token, and move the heads before the tokens, as the scan wants.
+        R, H = self.householders, self.heads
+        qkv = qkv.unflatten(-1, ((1 + 2 * R) * H, -1)).transpose(1, 2)  # [B, (1 + 2 R) H, T, K]
+        q, k, v = qkv.split([H, R * H, R * H], 1)
+        k, v = (part.unflatten(1, (R, H)).movedim(1, -2) for part in (k, v))  # [B, H, T, R, K]
+        beta = self.beta_max * beta.sigmoid().unflatten(-1, (R, H)).movedim(-1, 1)  # [B, H, T, R]
+
+        out, S = delta_product(unit(q), unit(k), v, beta, S)  # [B, H, T, K]
+        out = self.out_norm(out).transpose(1, 2).flatten(2)  # [B, T, D]
+        return x + self.out(out), (window[:, -3:].clone(), S)
 
 
 def unit(x):
@@ -262,6 +312,14 @@ class LinRNN(LanguageModel):
                          lambda: DeltaBlock(d_model, heads, beta_max, householders))
 
 
+class DeltaNet(LanguageModel):
+    """DeltaNet with the paper's layers. One of them sees too little of a command; two learn."""
+
+    def __init__(self, vocab_size, d_model=64, heads=4, layers=2, beta_max=2.0, householders=1):
+        super().__init__(vocab_size, d_model, layers, 1,
+                         lambda: DeltaNetBlock(d_model, heads, beta_max, householders))
+
+
 class Transformer(LanguageModel):
     """Two layers, since a single one can look values up, but not compose them."""
 
@@ -277,4 +335,5 @@ class LSTM(LanguageModel):
         super().__init__(vocab_size, d_model, layers, conv_width, lambda: LSTMBlock(d_model))
 
 
-MODELS = {"linrnn": LinRNN, "transformer": Transformer, "lstm": LSTM}  # the names of --model
+MODELS = {"linrnn": LinRNN, "deltanet": DeltaNet, "transformer": Transformer,
+          "lstm": LSTM}  # the names of --model

@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import check
-from models import (LSTM, MLP, MODELS, AttentionBlock, DeltaBlock, LinRNN, LocalBlock, LSTMBlock,
-                    Transformer, unit)
+from models import (LSTM, MLP, MODELS, AttentionBlock, DeltaBlock, DeltaNet, DeltaNetBlock, LinRNN,
+                    LocalBlock, LSTMBlock, Transformer, unit)
 
 # --- 1. Blocks ------------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ def test_an_mlp_is_its_docstring():
     torch.testing.assert_close(block(x)[0], x + hidden @ block.down.weight.mT + block.down.bias)
 
 
-# --- 2. Three mixers ------------------------------------------------------------------------------
+# --- 2. Four mixers -------------------------------------------------------------------------------
 
 @torch.no_grad()
 def test_exercise_7_the_inputs_of_the_scan_are_those_of_the_docstring():
@@ -82,6 +82,32 @@ def test_a_delta_block_runs_the_delta_rule_in_each_head_and_normalises_it_alone(
                 S = S + strength * torch.outer(key, value - key @ S)
             out[b, t, h] = F.rms_norm(q[b, h, t] @ S, (4,), block.out_norm.weight)
     assert (block(x)[0] - x - block.out(out.flatten(2))).abs().max() < 1e-10
+
+
+@torch.no_grad()
+def test_the_papers_layer_is_its_docstring():
+    """By loops over traces, heads, tokens and steps. Convolution and SiLU come before the norms of
+    q and k, beta sees its token alone, and the first tokens look back at zeros."""
+    H, R, K, B, T = 2, 3, 4, 2, 6
+    D = H * K
+    block = DeltaNetBlock(D, H, 1.7, R).double()
+    block.out_norm.weight.copy_(torch.rand(K))
+    x = torch.randn(B, T, D).double()
+    projected = F.rms_norm(x, (D,)) @ block.project.weight.mT
+    padded = F.pad(projected[..., :D * (1 + 2 * R)], (0, 0, 3, 0))
+    beta = 1.7 * projected[..., -R * H:].sigmoid().view(B, T, R, H)
+
+    out = torch.zeros(B, T, H, K).double()
+    for b, h in np.ndindex(B, H):
+        S = torch.zeros(K, K).double()
+        for t in range(T):
+            seen = (padded[b, t:t + 4] * block.conv.weight[:, 0].mT).sum(0)
+            query, *others = (seen * seen.sigmoid()).view(1 + 2 * R, H, K)[:, h]
+            for r in range(R):
+                key, value = others[r] / others[r].norm(), others[R + r]
+                S = S + beta[b, t, r, h] * torch.outer(key, value - key @ S)
+            out[b, t, h] = F.rms_norm(query / query.norm() @ S, (K,), block.out_norm.weight)
+    check([block(x)[0]], {"x + the result": x + out.flatten(2) @ block.out.weight.mT})
 
 
 def test_the_attention_block_is_a_causal_softmax_over_rotated_keys():
@@ -140,11 +166,12 @@ def test_the_logits_are_those_of_the_blocks_one_after_the_other():
 def test_models_have_similar_sizes():
     counts = [sum(parameter.numel() for parameter in model(22).parameters())
               for model in MODELS.values()]
-    assert len(counts) == 3 and max(counts) < 1.15 * min(counts)
+    assert len(counts) == 4 and max(counts) < 1.15 * min(counts)
 
 
 SMALL = {"two layers of DeltaProduct": lambda: LinRNN(11, 12, 3, layers=2, householders=3),
          "no convolution": lambda: LinRNN(11, 12, 3, conv_width=1),
+         "the paper's layer": lambda: DeltaNet(11, 12, 3, householders=3),
          "transformer": lambda: Transformer(11, 12, 3), "lstm": lambda: LSTM(11, 12, layers=2)}
 
 
@@ -178,7 +205,8 @@ def test_a_text_in_ragged_pieces_has_the_logits_and_gradients_of_the_whole(name)
     assert (ours - gradient).abs().max() < 1e-10 * gradient.abs().max()
 
 
-@pytest.mark.parametrize("name, numbers", [("linrnn", 1472), ("lstm", 540)])
+@pytest.mark.parametrize("name, numbers", [("linrnn", 1472), ("deltanet", 3200),
+                                           ("lstm", 540)])
 def test_a_state_is_as_large_after_500_tokens_as_after_5(name, numbers):
     model = MODELS[name](22)
     for length in (5, 500):
