@@ -5,9 +5,12 @@ import pytest
 from test_chapters import ORDER, README, module
 from test_notebook import CELLS
 
+from data import Group, ReplTask, generator
 from experiments import percent, records
 from experiments.adversary import worst_at
 from experiments.baselines import first_reveal
+from experiments.drift import exponent
+from train import Config
 
 PROSE = " ".join(" ".join([README, *("".join(cell["source"]) for cell in CELLS),
                            *(module(name).__doc__ for name in ORDER)]).split())
@@ -41,6 +44,18 @@ def nats(shown):
     return of("adversary", worst_at(64, [shown]), model="linrnn", coins="honest")
 
 
+def weights_of_a_reveal():
+    """In each stage, what a revealed value adds to the loss, divided by what another token adds."""
+    task, config = ReplTask(Group("S5")), Config()
+    for length, spacing in config.curriculum:
+        batch = task.training_batch(2, length, spacing, generator(0, "test"))
+        yield 1 + config.reveal_weight * batch.reveals.size / batch.reveals.sum()
+
+
+def twice_as_long(training):
+    return of("supervision", percent(16, key="final"), task="traces", length=8, training=training)
+
+
 def proved():
     """Of the runs on S3 and S5: how many are proved, and how many of these needed two tries."""
     rows = [row for group in ("S3", "S5") for row in records("found", group=group, change="none")]
@@ -52,6 +67,14 @@ CLAIMS = [
     lambda: f"every reveal in random traces of 128, on {drift('(128,16)').count(100)} of 40 seeds",
     lambda: f"every reveal is right, on {drift('(128,16)').count(100)} of 40 seeds; at (1024,128) "
             f"{span(drift('(1024,128)'))}% are.",
+    lambda: f"every 128th, {span(drift('(1024,128)'))}% of the reveals are right",
+    lambda: f"weighs {span([*weights_of_a_reveal()])} times as much as another token",
+    lambda: "to the power of .{:.0f} to .{:.0f}.".format(
+        *(10 * limit(of("drift", lambda row: exponent(row["law"]["repeated"]), part="the default"))
+          for limit in (min, max))),
+    lambda: f"{span(of('unseen', percent(128), seen=60))}% of the reveals",
+    lambda: f"gets {span(twice_as_long('states, decoder'))}% right, the curriculum "
+            f"{span(twice_as_long('curriculum'))}%",
     lambda: f"a loop of ten has kept {span(drift('loop 10'))}% of the values, one repeated command "
             f"{span(drift('loop 1'))}%.",
     lambda: f"a loop of ten has kept {span(drift('loop 10'))}% of the values, and one repeated",
@@ -67,7 +90,7 @@ CLAIMS = [
     lambda: f"{len(of('exact', 'margin'))} of {len(records('exact'))} networks get this proof",
     lambda: {(20, 1): "ten of ten seeds are proved, one of them at the second try"}[proved()],
     lambda: f"a sort for {of('trace', 'commands')[0]} commands",
-    lambda: "needs {} programs of 16 lines, and state supervision {} (".format(
+    lambda: "needs {} programs of 16 lines, and state supervision {}.".format(
         *(span(of("supervision", "solved", task="parity", length=16, training=how))
           for how in ("curriculum", "states, decoder")))]
 
