@@ -164,7 +164,9 @@ def main(argv=None):
         help="grade: these exercises")
     args = parser.parse_args(argv)
     if args.what == "make":
-        return make(args.folder)
+        make(args.folder)
+        print(f"{args.folder} has {len(EXERCISES)} functions to write: grep -rn '# Exercise' {args.folder}")
+        return
     if not args.folder.is_dir():
         raise UserError(f"there is no folder {args.folder}")
 
