@@ -165,7 +165,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.what == "make":
         make(args.folder)
-        print(f"{args.folder} has {len(EXERCISES)} functions to write: grep -rn '# Exercise' {args.folder}")
+        print(f"{args.folder} is the students' copy; search it for '# Exercise 1' to "
+              f"'# Exercise {len(EXERCISES)}'")
         return
     if not args.folder.is_dir():
         raise UserError(f"there is no folder {args.folder}")
