@@ -43,14 +43,6 @@ def test_errors_of_a_repeated_command_grow_faster():
     assert np.allclose(found["random"], np.median(errors(machine, machine.task, image, drawn), 0))
 
 
-@pytest.mark.parametrize("length", [1, 2, 5])
-def test_a_loop_repeats_its_commands_and_ends_in_the_middle_of_a_round(length):
-    drawn = Group("S3").draw((20, length), generator(0, "test"))
-    loops = repeat(drawn, 7)
-    assert loops.shape == (20, 7, 3) and (loops[:, :length] == drawn).all()
-    assert (loops[:, length:] == loops[:, :-length]).all()
-
-
 # --- The projection -------------------------------------------------------------------------------
 
 def test_projections_restore_exact_tracking_where_the_noisy_head_alone_fails():

@@ -4,14 +4,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 from conftest import session, typed_lines
 
 from data import generator
 from experiments import strings
 from experiments.strings import MARKS, StringTask, learn_merges, split
-from train import Config, to_tensors
 
 SIZES = {"list": 3, "letters": 3, "bpe": 9}  # the tokens of each lexer
 KINDS = [*product(SIZES, ["print(s)"]), ("bpe", "print(*s)")]
@@ -62,14 +59,3 @@ def test_a_value_is_correct_if_all_its_tokens_are_and_padding_never_counts():
     numbers = np.array([[0, 1, 1, 0, 2, 0, 3, 3, 0]])
     correct = np.array([[0, 1, 0, 0, 1, 1, 1, 1, 0]], bool)
     assert strings.whole(correct, numbers).tolist() == [[False, True, True]]
-
-
-def test_a_stage_is_passed_by_whole_reveals():
-    """A reader that says `a` gets every value of four `a`, but no value with another letter."""
-    task = StringTask("letters")
-    batch, texts = drawn(task, 200)
-    says = F.one_hot(torch.tensor(task.ids["a"]), len(task.vocab)).float()
-    _, metrics = strings.loss_of_whole_reveals(lambda tokens: says.expand(*tokens.shape, -1),
-                                               to_tensors(batch, "cpu"), Config())
-    values = [line for text in texts for line in text.splitlines() if line[0] in "abc"]
-    assert 0 < metrics["reveal_accuracy"] == pytest.approx(np.mean([v == "aaaa" for v in values]))
