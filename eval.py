@@ -13,6 +13,8 @@ Next: train.py, which makes the runs that this file reads.
 """
 
 import argparse
+import inspect
+import os
 from pathlib import Path
 
 import numpy as np
@@ -88,11 +90,9 @@ def print_table(rows):
     A row has two lines: the columns, then the accuracy along the trace.
     """
     columns = ("chance", "all", "final", "perfect")
+    print("\n     (L,S)" + "".join(f"{name:>9}" for name in columns) + "   95% of perfect")
     printed = []
     for row in rows:
-        if not printed:
-            names = "".join(f"{name:>9}" for name in columns)
-            print(f"\n     (L,S){names}   95% of perfect")
         printed.append(row)
         name = f"({row['length']},{row['spacing']})"
         print(f"{name:>10}" + "".join(digits(row[column]) for column in columns)
@@ -159,16 +159,28 @@ def make(config):
     """The task of a config (the fields of train.Config, as a dict), and its untrained model."""
     task = ReplTask(Group(config["group"]), config["commands"], config["repeat_fraction"],
                     config["literal_fraction"])
-    if config["model"] not in MODELS:
-        raise UserError(f"model must be one of {', '.join(MODELS)}; got {config['model']!r}")
+    name = config["model"]
+    if name not in MODELS:
+        raise UserError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
 
-    options = {}
-    if config["model"] != "deltanet":  # whose convolutions see four tokens
-        options["conv_width"] = task.group.degree + 3  # a token sees its place in the command
-    for name in ("d_model", "layers", "heads", "beta_max", "householders", "conv_width"):
-        if config[name] is not None:
-            options[name] = config[name]
-    return task, MODELS[config["model"]](len(task.vocab), **options)
+    # The model's own sizes, and those of the config.
+    sizes = {option.name: option.default
+             for option in inspect.signature(MODELS[name]).parameters.values()
+             if option.default is not option.empty}
+    if "conv_width" in sizes:
+        sizes["conv_width"] = task.group.degree + 3  # a token sees its place in the command
+    for size in ("d_model", "layers", "heads", "beta_max", "householders", "conv_width"):
+        if config[size] is not None:
+            if size not in sizes:
+                raise UserError(f"{name} has no {size}")
+            sizes[size] = config[size]
+
+    if sizes["d_model"] % sizes.get("heads", 1):
+        raise UserError("d_model must be a multiple of heads; got {d_model} and {heads}"
+                        .format(**sizes))
+    if not 0 <= sizes.get("beta_max", 2) <= 2:
+        raise UserError(f"beta_max must be in [0, 2], or states grow; got {sizes['beta_max']:g}")
+    return task, MODELS[name](len(task.vocab), **sizes)
 
 
 def device_of(model):
@@ -177,6 +189,11 @@ def device_of(model):
 
 
 # --- 3. The command line --------------------------------------------------------------------------
+
+def limit_threads():
+    """One thread, unless OMP_NUM_THREADS says otherwise: of small tensors, others mostly wait."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+
 
 def positive(text):
     """A type for argparse: a whole number from 1 on."""
@@ -210,8 +227,7 @@ def main(argv=None):
     add("--seed", type=int, default=0, help="seed of the test traces (default 0)")
     add("--plot", metavar="FILE", help="write a figure (.png, .pdf or .svg)")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)  # as in training
-
+    limit_threads()
     task, model = load(args.run, args.device)
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:

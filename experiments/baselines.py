@@ -35,12 +35,12 @@ from experiments import (NAMES, Study, at, chapter, evaluate_all, grid, percent,
 from experiments.groups import run_commands, with_reveals
 from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
 from models import LSTM, LinRNN, Transformer
-from train import Config, lr_scale, train
+from train import Config, schedule, train
 
 MODELS = {"linrnn": LinRNN, "linrnn-beta1": partial(LinRNN, beta_max=1.0),
           "transformer": Transformer, "transformer-4": partial(Transformer, layers=4), "lstm": LSTM}
 
-# Factors of each model's own learning rates (train.RATES): the best of a grid (lab book).
+# Factors of each model's own learning rates: the best of a grid (lab book).
 FACTORS = {"linrnn": 1 / 2, "linrnn-beta1": 1 / 2, "transformer": 1, "transformer-4": 1 / 2,
            "lstm": 1}
 
@@ -62,12 +62,11 @@ def run(setting, folder):
     budget = 1e6 * setting["millions"]
     task = ReplTask(Group("S5"))
     config = Config(curriculum=[(2, 1), (64, 8)], pass_accuracy=0.0, pass_patience=1,
-                    final_steps=10**9, seed=setting["seed"], **rates(setting["model"], FACTORS))
+                    seed=setting["seed"], **rates(setting["model"], FACTORS))
     model = MODELS[setting["model"]](len(task.vocab))
     model, log = train(model, task, config, folder, resume=True,
                        draw=partial(draw_any_stage, budget=budget),
-                       lr_scale=partial(cosine, budget=budget),
-                       gives_up=lambda model, config, now: now.tokens >= budget)
+                       schedule=partial(cosine, budget=budget))
     return summary(model, log) | {"results": first_reveals(model, task)}
 
 
@@ -98,7 +97,10 @@ def draw_sparse_commands(group, shape, rng):
 
 def cosine(config, now, budget):
     """Learning rates that warm up, and then decay along a cosine to 0 after the last token."""
-    return lr_scale(config, now) * (1 + math.cos(math.pi * now.tokens / budget)) / 2
+    if now.tokens >= budget:
+        return 0
+    warm_up = min(1, (now.step + 1) / config.warmup)
+    return warm_up * (1 + math.cos(math.pi * now.tokens / budget)) / 2
 
 
 # --- 2. The paper's recipe ------------------------------------------------------------------------
@@ -110,18 +112,18 @@ def run_paper(setting, folder):
     repeats commands, no batch is dense, reveals have no extra weight, nothing is averaged.
     """
     task = ReplTask(Group("S5"), repeat_fraction=0.0)
-    config = Config(curriculum=[(L, S, 417) for L, S in STAGES[2:]], batch=36, warmup=83,
-                    optimizer="adamw", matrix_lr=5e-4, lr=5e-4, dense_fraction=0.0,
-                    reveal_weight=0.0, average=False, seed=setting["seed"])
-    model, log = train(LinRNN(len(task.vocab)), task, config, folder, resume=True,
-                       lr_scale=paper_lr_scale)
+    config = Config(curriculum=STAGES[2:], pass_accuracy=0.0, pass_patience=417, final_steps=417,
+                    batch=36, warmup=83, optimizer="adamw", matrix_lr=5e-4, lr=5e-4,
+                    dense_fraction=0.0, reveal_weight=0.0, seed=setting["seed"])
+    model = LinRNN(len(task.vocab))
+    _, log = train(model, task, config, folder, resume=True, schedule=paper_schedule)
     return summary(model, log) | {"results": first_reveals(model, task)}
 
 
-def paper_lr_scale(config, now):
+def paper_schedule(config, now):
     """Learning rates that warm up over 5% of the steps, and decay along a cosine to a fifth."""
     decayed = max(0, now.step - config.warmup) / (4 * 417 - config.warmup)
-    return lr_scale(config, now) * (0.6 + 0.4 * math.cos(math.pi * decayed))
+    return schedule(config, now) * (0.6 + 0.4 * math.cos(math.pi * decayed))
 
 
 # --- 3. How rare may reveals be? ------------------------------------------------------------------
@@ -129,12 +131,12 @@ def paper_lr_scale(config, now):
 def run_spacings(setting, folder):
     """Eight commands of S3 from the first step on, and 100 more steps once they are passed."""
     stage = (8, setting["spacing"])
-    config = Config(curriculum=[stage, stage], final_steps=100, dense_fraction=0.0,
-                    seed=setting["seed"], **rates(setting["model"], FACTORS))
+    config = Config(curriculum=[stage, stage], max_curriculum_steps=10**6, final_steps=100,
+                    dense_fraction=0.0, seed=setting["seed"], **rates(setting["model"], FACTORS))
     task = ReplTask(Group("S3"), setting["commands"], repeat_fraction=0.0)
     model = MODELS[setting["model"]](len(task.vocab))
     model, log = train(model, task, config, folder, resume=True,
-                       gives_up=lambda model, config, now: now.tokens >= 12e6)
+                       schedule=lambda config, now: (now.tokens < 12e6) * schedule(config, now))
     return summary(model, log) | {"results": evaluate_all(model, task, [stage])}
 
 

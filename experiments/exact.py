@@ -198,8 +198,8 @@ def train_exact(group, seed, steps=300):
     """Train all but the machine. Two commands a trace are enough, since it needs no training."""
     torch.manual_seed(seed)
     task = ReplTask(Group(group))
-    config = Config(curriculum=((2, 1),), final_steps=steps, average=False, seed=seed)
-    return train(Exact(task), task, config, lr_scale=decaying)[0]
+    config = Config(curriculum=((2, 1),), final_steps=steps, seed=seed)
+    return train(Exact(task), task, config, schedule=decaying)[0]  # one stage: the last parameters
 
 
 def run(setting, _):

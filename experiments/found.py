@@ -145,7 +145,7 @@ def train_once(group, seed, steps, price=1, diversity=0.3, mining=0.5, **layer):
     moves = model.blocks[1]
     wrong = np.ones(task.group.order)  # how often each command was, lately
     config = train.Config(curriculum=[(commands, reveals) for (commands, _, reveals), *_ in STAGES],
-                          final_steps=steps, batch=32, average=False, seed=seed)
+                          final_steps=steps, batch=32, seed=seed)
 
     def draw(task, config, now, rng):
         counts, moves.price, moves.eps = STAGES[now.stage]  # for the loss, and for the layer
@@ -159,18 +159,18 @@ def train_once(group, seed, steps, price=1, diversity=0.3, mining=0.5, **layer):
         value = value + price * moves.price * p[..., 1:].sum(-1).mean()
         return value + diversity * (unequal_use(writes) + unequal_use(asked)), metrics
 
-    def ends(model, config, now):
+    def schedule(config, now):
         proved = False
-        if now.stage and now.step % 20 == 0:
+        if now.stage and now.stage_step and now.step % 20 == 0:
             bad = wrong_commands(model, task, generator(seed, "valid", now.step))
             wrong[:] = 0.8 * wrong + bad
             proved = not bad.any() and refusal(model, task) is None
             model.train()
         if proved:
             now.stage = len(STAGES) - 1  # this was the goal of all stages
-        return proved or now.step > steps
+        return 0 if proved or now.step > steps else min(1, (now.step + 1) / config.warmup)
 
-    _, log = train.train(model, task, config, draw=draw, loss=loss, gives_up=ends)
+    _, log = train.train(model, task, config, draw=draw, loss=loss, schedule=schedule)
     return task, model.eval(), log
 
 

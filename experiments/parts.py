@@ -34,7 +34,7 @@ from experiments.groups import compose, run_commands
 from experiments.reading import correct_after, follow, read, repeat
 from models import DeltaBlock, unit
 from scan import delta_product
-from train import Config, lr_scale, train
+from train import Config, schedule, train
 
 # --- 1. Other layers ------------------------------------------------------------------------------
 
@@ -88,7 +88,8 @@ class Part(NamedTuple):
     """What differs from the default."""
     config: dict = {}
     layer: Callable = None
-    lr_scale: Callable = lr_scale
+    schedule: Callable = schedule
+    average: bool = True  # or the last parameters
 
 
 PARTS = {
@@ -103,8 +104,8 @@ PARTS = {
     "all three": Part(layer=lambda: Layer(torch.sigmoid, write_gate=False, silu=True)),
     "convolution of 4": Part({"conv_width": 4}),
     "AdamW for the matrices": Part({"optimizer": "adamw", "matrix_lr": 2e-3}),
-    "no averaging": Part({"average": False}),
-    "decaying learning rates": Part({"average": False}, lr_scale=decaying),
+    "no averaging": Part(average=False),
+    "decaying learning rates": Part(schedule=decaying, average=False),
     "no extra weight on reveals": Part({"reveal_weight": 0.0}),
     # To read, and for loops.
     "convolution of 16": Part({"conv_width": 16}),
@@ -119,8 +120,8 @@ def trained(setting, folder):
     task, model = make(asdict(config))
     if part.layer:
         model.blocks[-2] = part.layer()
-    model, log = train(model, task, config, folder, resume=True, lr_scale=part.lr_scale)
-    return task, model, log
+    average, log = train(model, task, config, folder, resume=True, schedule=part.schedule)
+    return task, average if part.average else model, log
 
 
 def run(setting, folder):

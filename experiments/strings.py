@@ -31,7 +31,7 @@ from data import Batch, Lexer, ReplTask, generator, run_cli
 from eval import predict
 from experiments import Study, by_test, chapter, grid, records, summary, table
 from models import LinRNN
-from train import Config, loss_of, train
+from train import Config, loss, train
 
 # --- 1. Byte-pair encoding ------------------------------------------------------------------------
 
@@ -133,9 +133,9 @@ def loss_of_whole_reveals(model, batch, config):
     """The loss of train.py. A stage is passed by the accuracy of whole values, since the accuracy
     of single tokens is higher."""
     logits = model(batch.inputs)
-    objective, metrics = loss_of(logits, batch, config)
-    correct = (logits.argmax(-1) == batch.targets).cpu().numpy()
-    return objective, metrics | {"reveal_accuracy": float(whole(correct, batch.numbers).mean())}
+    objective, metrics = loss(lambda tokens: logits, batch, config)
+    correct = whole((logits.argmax(-1) == batch.targets).numpy(), batch.numbers.numpy())
+    return objective, metrics | {"reveal_accuracy": float(correct.mean())}
 
 
 def measure(model, task, length, spacing, reveals=768):

@@ -1,8 +1,8 @@
 """A run is what its config says, and a resumed run is the run, bit for bit."""
 
-import itertools
 import json
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,20 +24,8 @@ def small_model():
 
 
 def small_config(**changes):
-    return Config(**{"curriculum": [(2, 1), (4, 2)], "batch": 2, "pass_accuracy": 0.0,
+    return Config(**{"curriculum": ((2, 1), (4, 2)), "batch": 2, "pass_accuracy": 0.0,
                      "final_steps": 12} | changes)
-
-
-def train_small(changes={}, model=None, **more):
-    return train(model or small_model(), S3, small_config(**changes), **more)
-
-
-def same(one, other):
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 # --- 1. The config --------------------------------------------------------------------------------
@@ -48,7 +36,7 @@ def test_every_field_is_an_option_and_what_is_typed_is_stored(monkeypatch, tmp_p
              "heads": 2, "beta_max": 1.5, "householders": 3, "conv_width": 1, "model": "linrnn",
              "curriculum": ((6, 3), (12, 4)), "batch": 2, "dense_fraction": 0.75,
              "literal_fraction": 0.125, "pass_accuracy": 0.5, "pass_patience": 2,
-             "max_curriculum_steps": 1, "final_steps": 1, "average": False, "optimizer": "adamw",
+             "max_curriculum_steps": 1, "final_steps": 1, "optimizer": "adamw",
              "matrix_lr": 0.02, "lr": 0.01, "warmup": 3, "weight_decay": 0.0, "reveal_weight": 2.0,
              "seed": 9, "compile": True}
     assert typed.keys() == asdict(Config()).keys()
@@ -59,7 +47,7 @@ def test_every_field_is_an_option_and_what_is_typed_is_stored(monkeypatch, tmp_p
 
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model, dynamic: compiled.append(model) or model)
-    argv = ["--curriculum", "6:3,12:4", "--no-average", "--compile"]
+    argv = ["--curriculum", "6:3,12:4", "--compile"]
     for name, value in typed.items():
         if not isinstance(value, (tuple, bool)):
             argv += [f"--{name.replace('_', '-')}", str(value)]
@@ -80,15 +68,15 @@ def test_sizes_that_are_not_given_are_those_of_the_model_and_the_group():
     assert make(asdict(Config(model="lstm")))[1].embedding.embedding_dim == 60
 
 
-def test_a_config_holds_the_learning_rates_of_its_model_or_those_that_are_typed():
-    """A model that the table does not list gets linrnn's. Those of Muon do not suit AdamW."""
-    def rates(**typed):
+def test_a_config_holds_what_suits_its_model_or_what_is_typed():
+    """A model that the table does not list gets linrnn's. The rates of Muon do not suit AdamW."""
+    def own(**typed):
         config = Config(**typed)
-        return config.optimizer, config.matrix_lr, config.lr
+        return config.optimizer, config.matrix_lr, config.lr, config.final_steps
 
-    assert rates() == rates(model="transformer") == rates(model="mine") == ("muon", 0.01, 2e-3)
-    assert rates(model="lstm", lr=0.5) == ("adamw", 4e-3, 0.5)
-    assert rates(optimizer="adamw", matrix_lr=0.1) == ("adamw", 0.1, 2e-3)
+    assert own() == own(model="transformer") == own(model="mine") == ("muon", 0.01, 2e-3, 350)
+    assert own(model="lstm", lr=0.5) == ("adamw", 4e-3, 0.5, 350)
+    assert own(optimizer="adamw", matrix_lr=0.1, final_steps=7) == ("adamw", 0.1, 2e-3, 7)
     for typed in ({"optimizer": "adamw"}, {"optimizer": "sgd"}):
         with pytest.raises(UserError):
             Config(**typed)
@@ -113,9 +101,12 @@ def test_a_fraction_of_the_batches_is_dense_and_does_not_count():
     assert abs(np.mean(np.array(reveals[False]) == 12) - 0.5) < 0.16
 
 
-def test_the_learning_rates_warm_up_once_in_a_run_and_stay():
-    scales = [trainer.lr_scale(Config(), Progress(step=step, stage=1)) for step in (0, 24, 49, 400)]
-    assert scales == [0.02, 0.5, 1, 1]
+def test_the_learning_rates_warm_up_and_are_zero_when_training_is_over():
+    """After the last stage, or if it is not reached in time."""
+    config = Config(curriculum=((2, 1),) * 5, final_steps=100, max_curriculum_steps=900)
+    for now, scale in [((0, 0), 0.02), ((24, 0), 0.5), ((49, 1), 1), ((899, 3), 1), ((900, 3), 0),
+                       ((900, 4, 0), 1), ((999, 4, 99), 1), ((1000, 4, 100), 0)]:
+        assert trainer.schedule(config, Progress(*now)) == scale
 
 
 # --- 3. The training loop -------------------------------------------------------------------------
@@ -129,13 +120,10 @@ DENSE = 10  # added to the accuracy of a batch that does not count
     ({}, (1, 1, DENSE, DENSE + 1, 1, 0, 0), [0] * 5 + [1] * 2),
     ({"max_curriculum_steps": 4}, (DENSE + 1,) * 4, [0] * 4),
     ({"max_curriculum_steps": 4}, (1, 1, 0, 1), [0] * 4),
-    ({"max_curriculum_steps": 3}, (1, 1, 1, 0, 1), [0] * 3 + [1] * 2),
-    ({"curriculum": [(2, 1, 4), (4, 2)], "max_curriculum_steps": 2}, (1, 1, 1, 1, 0, 0),
-     [0] * 4 + [1] * 2)])
-def test_a_stage_ends_as_the_config_says(changes, accuracies, stages, monkeypatch):
+    ({"max_curriculum_steps": 3}, (1, 1, 1, 0, 1), [0] * 3 + [1] * 2)])
+def test_a_stage_ends_as_the_config_says(changes, accuracies, stages, capsys):
     """The accuracies come from a hand-made loss. A batch that does not count neither passes a stage
-    nor breaks a series of good batches; a stage with a number of steps takes just them."""
-    monkeypatch.setattr(trainer, "LOG_EVERY", 1)
+    nor breaks a series of good batches."""
     remaining = iter(accuracies)
 
     def draw(task, config, now, rng):
@@ -146,34 +134,28 @@ def test_a_stage_ends_as_the_config_says(changes, accuracies, stages, monkeypatc
         objective, metrics = trainer.loss(model, batch, config)
         return objective, metrics | {"reveal_accuracy": next(remaining) % DENSE}
 
-    _, log = train_small({"pass_accuracy": 0.95, "final_steps": 2} | changes, draw=draw, loss=loss)
+    config = small_config(pass_accuracy=0.95, final_steps=2, **changes)
+    _, log = train(small_model(), S3, config, draw=draw, loss=loss)
     assert [row["stage"] for row in log] == stages and next(remaining, "none") == "none"
-    assert log[-1]["finished"]
-
-
-def test_the_log_and_the_output_say_where_each_stage_ended_and_what_was_not_learned(capsys):
-    _, log = train_small({"batch": 50, "pass_patience": 2, "dense_fraction": 0})
-    assert log[-1]["stage_ends"] == [2 * 50 * 54]
-    assert log[-1]["tokens"] == 2 * 50 * 54 + 12 * 50 * 72
-    assert [row["step"] for row in log] == [1, 10, 14]
-    train_small({"pass_accuracy": 1.0, "max_curriculum_steps": 3})
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" loss")[0] for line in lines] == [
-        "step 1: (2,1)", "(2,1) passed after 2 steps, 0.01 million tokens", "step 14: (4,2)",
-        "step 1: (2,1)", "step 3: (2,1)", "NOT LEARNED: stopped in stage 1 of 2"]
+    shown = capsys.readouterr().out
+    assert ("NOT LEARNED: stopped in stage 1 of 2" in shown) == (1 not in stages)
+    assert (f"(2,1) passed after {stages.count(0)} steps" in shown) == (1 in stages)
 
 
 def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_seed(monkeypatch):
-    def two(model, config):
+    def plain(model, config):
         first, *others = model.parameters()
-        return [torch.optim.SGD([first], lr=1.0), torch.optim.SGD(others, lr=0.4)]
+        return torch.optim.SGD([first], lr=9.0), torch.optim.SGD(others, lr=9.0)
 
-    monkeypatch.setattr(trainer, "make_optimizers", two)
-    result, log = train_small({"pass_patience": 1, "final_steps": 2, "seed": 7, "dense_fraction": 0,
-                               "reveal_weight": 9.0, "average": False}, lr_scale=lambda *_: 0.5)
+    monkeypatch.setattr(trainer, "make_optimizers", plain)
+    trained = small_model()
+    config = small_config(pass_patience=1, seed=7, dense_fraction=0, reveal_weight=9.0,
+                          matrix_lr=1.0, lr=0.4)
+    _, log = train(trained, S3, config, schedule=lambda config, now: 0.5 * (now.step < 3))
     model = small_model()
     parameters = [*model.parameters()]
     rates = [0.5] + [0.2] * (len(parameters) - 1)
+    tokens = 0
     for step, stage in enumerate([(2, 1), (4, 2), (4, 2)]):
         batch = S3.training_batch(2, *stage, generator(7, "train", step))
         inputs, targets, reveals = map(torch.from_numpy, batch)
@@ -185,37 +167,34 @@ def test_steps_follow_the_clipped_gradient_of_the_loss_on_fresh_traces_of_the_se
         assert norm > 1
         for parameter, gradient, rate in zip(parameters, gradients, rates):
             parameter.data -= rate * gradient / norm
+        tokens += inputs.numel()
 
-    torch.testing.assert_close([*result.parameters()], parameters)
-    for name, expected in [("loss", losses.mean()), ("reveal_loss", reveal_loss),
-                           ("gradient_norm", norm)]:
-        assert log[-1][name] == pytest.approx(expected.item(), abs=1e-4)
+    torch.testing.assert_close([*trained.parameters()], parameters)
+    assert [row["step"] for row in log] == [1, 2, 3]
+    for name, expected in [("loss", losses.mean().item()), ("reveal_loss", reveal_loss.item()),
+                           ("tokens", tokens)]:
+        assert log[-1][name] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("changes, first", [
-    ({}, 3), ({"curriculum": [(2, 1), (2, 1), (4, 2)]}, 6), ({"average": False}, 14),
-    ({"curriculum": [(4, 2)]}, 11), ({"pass_accuracy": 1.0, "max_curriculum_steps": 5}, 4)])
+    ({}, 3), ({"curriculum": [(2, 1), (2, 1), (4, 2)]}, 6), ({"curriculum": [(4, 2)]}, 11),
+    ({"pass_accuracy": 1.1, "max_curriculum_steps": 5}, 4)])
 def test_the_average_is_that_of_the_last_of_several_stages(changes, first):
-    """Else the last parameters are returned: of a single stage, and if the last is not reached."""
+    """Else it is the last parameters: of a single stage, and if the last is not reached. Buffers
+    are not averaged, but copied."""
     seen = []
 
-    def scale(config, now):
+    def schedule(config, now):
         seen.append(model.unembedding.weight.detach().clone())
-        return 1.0
+        model.count += 1
+        return trainer.schedule(config, now)
 
     model = small_model()
-    result, log = train_small(changes, model, lr_scale=scale)
-    steps = [*seen[2::2], model.unembedding.weight.detach()]  # it is asked by two optimisers
-    assert len(steps) == log[-1]["step"]
-    expected = torch.stack(steps[first:]).mean(0)
-    assert (result.unembedding.weight - expected).abs().max() < 1e-6 and not result.training
-
-
-def test_the_average_has_the_newest_buffers():
-    average, model = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    model(torch.randn(5, 3))
-    trainer.update_mean(average, model, 2)
-    assert all(map(torch.equal, average.buffers(), model.buffers()))
+    model.register_buffer("count", torch.tensor(0))
+    average, log = train(model, S3, small_config(**changes), schedule=schedule)
+    assert len(seen) == 1 + log[-1]["step"] == 1 + average.count
+    expected = torch.stack(seen[1 + first:]).mean(0)
+    assert (average.unembedding.weight - expected).abs().max() < 1e-6 and not average.training
 
 
 def test_a_gradient_that_is_not_finite_ends_the_training():
@@ -224,8 +203,8 @@ def test_a_gradient_that_is_not_finite_ends_the_training():
         batch, counts = trainer.draw(task, config, now, rng)
         return batch._replace(reveals=np.zeros_like(batch.reveals)), counts
 
-    with pytest.raises(UserError, match="step 1: the gradient is not finite"):
-        train_small(draw=draw)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        train(small_model(), S3, small_config(), draw=draw)
 
 
 @pytest.mark.parametrize("optimizer, kind", [("muon", torch.optim.Muon),
@@ -247,21 +226,29 @@ def test_muon_gets_the_matrices_between_embedding_and_unembedding(optimizer, kin
 
 # --- 4. The run folder ----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("owner, function, call", [
-    (trainer, "to_tensors", 7), (trainer, "to_tensors", 14), (torch, "save", 3)])
-def test_a_run_that_was_cut_and_resumed_has_the_bits_of_the_run(owner, function, call, tmp_path,
-                                                                monkeypatch):
-    """It is cut while it draws one of 15 batches, or while it saves."""
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("owner, function, call, step", [
+    (trainer, "draw", 7, 4), (trainer, "draw", 14, 12), (torch, "save", 3, 8)])
+def test_a_run_that_was_cut_and_resumed_has_the_bits_of_the_run(owner, function, call, step,
+                                                                tmp_path, monkeypatch):
+    """It is cut while it draws one of 15 batches, or while it saves. A finished run stays as it
+    is."""
     monkeypatch.setattr(trainer, "SAVE_EVERY", 4)
-    monkeypatch.setattr(trainer.time, "perf_counter", itertools.count().__next__)
-    monkeypatch.setattr(trainer, "device_of", lambda _: torch.rand(1).device)  # as dropout does
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     command = [*SMALL, "--final-steps", "12", "--out"]
     main([*command, str(whole)])
-    real, counter = getattr(owner, function), itertools.count(1)
+    real, calls = getattr(owner, function), []
 
     def cut(*arguments):
-        if next(counter) < call:
+        calls.append(arguments)
+        if len(calls) < call:
             return real(*arguments)
         if owner is torch:
             arguments[1].write_bytes(b"half a file")
@@ -269,32 +256,13 @@ def test_a_run_that_was_cut_and_resumed_has_the_bits_of_the_run(owner, function,
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, function, cut)
-        main([*command, str(resumed)])
-    assert not read_run(resumed)["progress"]["finished"]
-    main(["--resume", str(resumed), *"--lengths 4:2 --traces 4".split()])
-    assert same(read_run(whole), read_run(resumed))
-    assert read_run(whole)["progress"]["seconds"] == 15
-    assert (whole / "results.json").read_text() == (resumed / "results.json").read_text()
-
-
-class Other(LinRNN):
-    pass
-
-
-@pytest.mark.parametrize("change, resume", [
-    ({}, False), ({"config": small_config(lr=0.2)}, True),
-    ({"task": ReplTask(Group("S3"), "swap")}, True),
-    ({"draw": lambda _, *more: trainer.draw(ReplTask(Group("A3")), *more)}, True),
-    ({"model": Other(16, d_model=8, heads=2)}, True)])
-def test_a_folder_that_holds_a_run_is_kept_and_only_the_same_run_can_be_resumed(change, resume,
-                                                                                tmp_path):
-    given = {"model": small_model(), "task": S3, "config": small_config()}
-    _, log = train(**given, folder=tmp_path)
-    before = (tmp_path / "model.pt").read_bytes()
-    assert train(**given, folder=tmp_path, resume=True)[1] == log
-    with pytest.raises(UserError, match="already holds a run"):
-        train(**given | change, folder=tmp_path, resume=resume)
-    assert (tmp_path / "model.pt").read_bytes() == before
+        hooked = partial(train, **({"draw": cut} if owner is trainer else {}))
+        main([*command, str(resumed)], hooked)
+    assert read_run(resumed)["progress"]["step"] == step
+    for _ in range(2):
+        main(["--resume", str(resumed), *"--lengths 4:2 --traces 4".split()])
+        assert same(read_run(whole), read_run(resumed))
+        assert (whole / "results.json").read_text() == (resumed / "results.json").read_text()
 
 
 # --- 5. The command line --------------------------------------------------------------------------
@@ -313,16 +281,19 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
 
 
 @pytest.mark.parametrize("options, words", [
-    ("--group A2", "unknown group"), ("--model gru", "linrnn, transformer, lstm"),
+    ("--group A2", "unknown group"), ("--model gru", "linrnn, deltanet"),
     ("--curriculum 10:4", "multiple"), ("--lengths 8", "LENGTH:SPACING"),
-    ("--traces 0", "invalid positive value"), ("--device none", "there is no 'none' here"),
-    ("--resume nowhere", "there is no run in nowhere"), ("--resume RUN --seed 0", "--resume")])
+    ("--traces 0", "invalid positive value"), ("--warmup 0", "invalid positive value"),
+    ("--device none", "there is no 'none' here"), ("--heads 3", "d_model must be a multiple"),
+    ("--beta-max 3", "beta_max must be"), ("--model lstm --beta-max 1", "lstm has no"),
+    ("--out RUN", "already holds a run"), ("--resume nowhere", "there is no run in nowhere"),
+    ("--resume RUN --out x", "not allowed with")])
 def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words, small_run, refused,
                                                                  tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    argv = options.replace("RUN", str(small_run)).split()
-    refused(main, argv if "--resume" in argv else [*SMALL, *argv], words)
-    assert not [*tmp_path.iterdir()]
+    before = (small_run / "model.pt").read_bytes()
+    refused(main, [*SMALL, *options.replace("RUN", str(small_run)).split()], words)
+    assert not [*tmp_path.iterdir()] and (small_run / "model.pt").read_bytes() == before
 
 
 @pytest.mark.parametrize("beta_max, least, most", [("2", 0.95, 1), ("1", 0, 0.65)])

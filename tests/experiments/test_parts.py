@@ -12,7 +12,7 @@ from experiments import decaying, parts
 from experiments.parts import Layer, LayerOfFla, Part
 from experiments.reading import correct_after
 from models import MLP
-from train import Config, lr_scale
+from train import Config, schedule
 
 # --- The layers -----------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ def trained_by(part, monkeypatch):
 
 def test_a_run_is_that_of_train_but_for_its_part(monkeypatch):
     given = trained_by(Part(), monkeypatch)
-    assert given["config"] == Config(seed=336) and given["lr_scale"] == lr_scale
+    assert given["config"] == Config(seed=336) and given["schedule"] == schedule
     torch.manual_seed(336)
     _, model = make(asdict(Config(seed=336)))
     assert repr(given["model"]) == repr(model)
@@ -89,7 +89,7 @@ def test_a_run_is_that_of_train_but_for_its_part(monkeypatch):
         assert torch.equal(ours, of_train)
 
     given = trained_by(Part({"conv_width": 1}, LayerOfFla, decaying), monkeypatch)
-    assert given["config"] == Config(seed=336, conv_width=1) and given["lr_scale"] == decaying
+    assert given["config"] == Config(seed=336, conv_width=1) and given["schedule"] == decaying
     assert [*map(type, given["model"].blocks)] == [LayerOfFla, MLP]
 
 
