@@ -8,6 +8,7 @@ runs the tests of that exercise there. So a mistake costs its own exercise only.
 """
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -135,6 +136,7 @@ def grade(folder, number):
                    "--color=no", tests_of(exercise.file), "-k", f"exercise_{number}_"]
         try:
             ran = subprocess.run(command, cwd=copy, timeout=300, capture_output=True,
+                                 env={**os.environ, "PYTEST_ADDOPTS": ""},
                                  stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace")
         except subprocess.TimeoutExpired:
             return "the tests took more than 300 seconds"
