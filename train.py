@@ -19,7 +19,7 @@ From Python:
     task, model = make(asdict(config))  # or a task and a model of your own
     average, log = train(model, task, config)
 
-Next: analysis.ipynb, or python -m experiments.
+Next: analysis.ipynb, or a chapter (README has their questions).
 """
 
 import argparse
