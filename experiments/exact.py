@@ -10,9 +10,10 @@ nothing drifts, although the recurrence is as linear and as parallel as that of 
 
 The rest is learned: the language, and a reader that names the row it is handed. An answer depends
 only on a variable and its value. So it is enough to check n^2 answers and the steps of each kind of
-line. That proves all texts: of any length, with literals anywhere, read without their first lines
-(joined late), with false reveals (which are believed).
-Here the machine is put in and proved; in the next chapter, `found`, it is found and proved.
+line. That proves the answers in all texts: of any length, with literals anywhere, read without
+their first lines (joined late), with false reveals (which are believed). It assumes that rounding
+outside S stays small, as it does where we measured it. Here the machine is put in; in the next
+chapter, `found`, training finds it.
 
     python -m experiments.exact [--run]    the table; --run: seconds per missing run
 
