@@ -5,7 +5,8 @@ For each (length L, spacing S), on fresh traces:
     all      accuracy over all reveals
     final    accuracy at the last reveal of each trace
     perfect  fraction of traces with EVERY reveal correct, with its 95% Wilson interval
-and, along the trace, the accuracy at up to eight of its reveals, evenly spaced.
+and below, `along it`: the accuracy at up to eight reveals along the trace, evenly spaced.
+
 The model reads the whole true trace and is scored on the revealed values only. Since each earlier
 reveal tells it one variable, at a small spacing `final` exceeds chance even if the state is lost.
 
@@ -25,6 +26,7 @@ from data import Group, ReplTask, UserError, generator, make_parser, run_cli, st
 from models import MODELS
 
 LENGTHS = ((64, 8), (128, 1), (128, 16), (256, 32))
+SIZES = ("d_model", "layers", "heads", "beta_max", "householders", "conv_width")
 TOKENS_AT_ONCE = 2**17  # in one forward pass; this bounds the memory
 
 
@@ -137,7 +139,7 @@ def plot(rows, path, title, trained):
 # --- 2. Reading a run -----------------------------------------------------------------------------
 
 def load(folder, device="cpu"):
-    """The task and the trained model of a run folder."""
+    """The task and the trained model of a run folder, as its config describes them."""
     run = read_run(folder)
     task, model = make(run["config"])
     model.load_state_dict(run["model"])
@@ -163,17 +165,15 @@ def make(config):
     if name not in MODELS:
         raise UserError(f"model must be one of {', '.join(MODELS)}; got {name!r}")
 
-    # The model's own sizes, and those of the config.
-    sizes = {option.name: option.default
-             for option in inspect.signature(MODELS[name]).parameters.values()
-             if option.default is not option.empty}
+    # The sizes: the defaults of the model, and over them those of the config.
+    own = inspect.signature(MODELS[name]).parameters
+    sizes = {size: own[size].default for size in SIZES if size in own}
     if "conv_width" in sizes:
         sizes["conv_width"] = task.group.degree + 3  # a token sees its place in the command
-    for size in ("d_model", "layers", "heads", "beta_max", "householders", "conv_width"):
-        if config[size] is not None:
-            if size not in sizes:
-                raise UserError(f"{name} has no {size}")
-            sizes[size] = config[size]
+    given = {size: config[size] for size in SIZES if config[size] is not None}
+    if unknown := given.keys() - sizes:
+        raise UserError(f"{name} has no {', '.join(unknown)}")
+    sizes |= given
 
     if sizes["d_model"] % sizes.get("heads", 1):
         raise UserError("d_model must be a multiple of heads; got {d_model} and {heads}"
@@ -232,7 +232,7 @@ def main(argv=None):
     rows = evaluate_and_print(model, task, args.lengths, args.traces, args.seed)
     if args.plot:
         curriculum = read_run(args.run)["config"]["curriculum"]
-        plot(rows, args.plot, args.run, trained=max(length for length, *_ in curriculum))
+        plot(rows, args.plot, args.run, trained=max(length for length, _ in curriculum))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Train one model on one task: python train.py --model linrnn --group S5
 
 Each step draws fresh traces. Training follows a curriculum of stages (length L, spacing S). Once
-the model gets `pass_accuracy` of the reveals right in `pass_patience` batches in a row, it passes a
-stage; the last one takes `final_steps` steps.
+the model gets 97% of the reveals right in three batches in a row, it moves on to longer traces. At
+constant learning rates the parameters circle around a solution, and their average over the last
+stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
 If all training traces began with the values 1, 2, ..., as test traces do, the model could ignore
 the first lines and the reveals. So a quarter of the batches are *dense*: they have more reveals and
 random first values, and half of them have literals, as in `b = 3`. (If all batches had random first
 values, the model would not learn the first stage.) Half of all traces repeat commands, whose errors
 add up until the loss notices them.
-
-At constant learning rates the parameters circle around a solution. Their average over the last
-stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
 From Python:
     config = Config(curriculum=[(8, 1), (32, 4)], seed=1)
@@ -73,8 +71,8 @@ class Config:
     max_curriculum_steps: int = None  # stop if the last stage is not reached by this step
     final_steps: int = None        # steps of the last stage
 
-    # The optimisers. Muon normalises the update, so its learning rate *is* the step size: twice as
-    # much as linrnn's is as fast but less precise.
+    # The optimisers. Muon normalises the update, so its learning rate *is* the step size: twice
+    # linrnn's is as fast, but less precise.
     optimizer: str = None          # muon or adamw, for the matrices
     matrix_lr: float = None        # learning rate of the matrices
     lr: float = None               # learning rate of all other parameters, by AdamW
@@ -85,8 +83,7 @@ class Config:
     seed: int = 0                  # of the traces and of the initial parameters
     compile: bool = False          # torch.compile: pays off after about 2,000 steps
 
-    # What suits a model; where it has no value here, linrnn's is taken. (Learning rates: the best of
-    # a grid, lab book.)
+    # What suits each model (lab book, `baselines`). A value that is not here is linrnn's.
     OWN = {"linrnn": {"curriculum": ((2, 1), (8, 1), (16, 2), (32, 4), (64, 8)),
                       "max_curriculum_steps": 1500, "final_steps": 350,
                       "optimizer": "muon", "matrix_lr": 0.01, "lr": 2e-3},
@@ -118,7 +115,8 @@ class Progress:
 def draw(task, config, now, rng):
     """The batch of a step, and whether it counts towards passing the stage."""
     length, spacing = config.curriculum[now.stage]
-    denser = [S for S in (1, 1, 2, 4) if S < spacing and length % S == 0]  # half of them are 1
+    # Half of the dense batches have a reveal after every command.
+    denser = [S for S in (1, 1, 2, 4) if S < spacing and length % S == 0]
     possible = denser and hasattr(task, "dense_batch")  # a task of your own may lack it
     if possible and config.dense_fraction and rng.random() < config.dense_fraction:
         return task.dense_batch(config.batch, length, int(rng.choice(denser)), rng), False
@@ -133,15 +131,13 @@ def loss(model, batch, config):
     """
     logits = model(batch.inputs)  # [B, T, vocabulary]
     losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
-    losses = losses.view(batch.targets.shape)
+    losses = losses.view_as(batch.targets)
     mean = losses.mean()
 
-    # Boolean indexing has a data-dependent size and forces a GPU sync; multiply by the mask.
+    # Multiply by the mask, and fetch all numbers at once: all else would make a GPU wait.
     count = batch.reveals.sum()
     reveal_loss = (losses * batch.reveals).sum() / count
     correct = (logits.argmax(-1) == batch.targets) & batch.reveals
-
-    # One .tolist() for all metrics: a single sync.
     numbers = torch.stack([mean, reveal_loss, correct.sum() / count]).tolist()
     metrics = dict(zip(("loss", "reveal_loss", "reveal_accuracy"), numbers))
     return mean + config.reveal_weight * reveal_loss, metrics
@@ -205,8 +201,8 @@ def train(model, task, config, folder=None, resume=False, draw=draw, loss=loss, 
             good = metrics["reveal_accuracy"] >= config.pass_accuracy
             now.streak = now.streak + 1 if good else 0
 
-        # Average over the last of several stages; before it, n = 1 copies.
-        n = now.stage_step if 0 < now.stage == last else 1
+        # Average over the last of several stages. Until then n is 1, which copies.
+        n = now.stage_step if now.stage == last > 0 else 1
         for mean, parameter in zip(average.parameters(), model.parameters()):
             mean.data.lerp_(parameter.data, 1 / n)
         for newest, buffer in zip(average.buffers(), model.buffers()):
@@ -243,8 +239,7 @@ def make_optimizers(model, config):
     """
     # The rows of embedding and unembedding belong to single tokens: a rare token has a small
     # gradient, but Muon would move its row as far as any other.
-    matrices = []
-    others = []
+    matrices, others = [], []
     for name, parameter in model.named_parameters():
         between = parameter.ndim == 2 and "embedding" not in name
         (matrices if between else others).append(parameter)
@@ -284,7 +279,7 @@ def main(argv=None, train=train):
     parser = make_parser(f"{__doc__}\n{inspect.getsource(Config).partition('    def ')[0]}")
     where = parser.add_mutually_exclusive_group().add_argument
     where("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
-    where("--resume", metavar="DIR", help="continue the run in DIR, with its config")
+    where("--resume", metavar="DIR", help="continue the run in DIR, with its options")
     add_table_options(parser)
     kinds = {int: {"type": positive}, tuple: {"type": stages}, bool: {"action": "store_true"}}
     for field in fields(Config):
@@ -302,10 +297,10 @@ def main(argv=None, train=train):
     limit_threads()
     torch.manual_seed(config.seed)
     task, model = make(asdict(config))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{parameters:,} parameters, {config.optimizer} {config.matrix_lr:g} and adamw "
-          f"{config.lr:g}, chance {task.chance:.3f}, device {args.device}, folder {folder}",
-          flush=True)
+    print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters, "
+          f"{config.optimizer} {config.matrix_lr:g} and adamw {config.lr:g}, "
+          f"chance {task.chance:.3f}, device {args.device}, threads {torch.get_num_threads()} "
+          f"(OMP_NUM_THREADS), folder {folder}", flush=True)
 
     start = time.time()
     model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
@@ -313,7 +308,7 @@ def main(argv=None, train=train):
           f"{(time.time() - start) / 60:.2f} minutes")
     print("(Above: single training batches, before averaging; half of their traces repeat commands.)")
     rows = evaluate_and_print(model, task, args.lengths, args.traces)
-    result = {"config": asdict(config), "results": rows, **log[-1], "parameters": parameters}
+    result = {"config": asdict(config), "results": rows, **log[-1]}
     (folder / "results.json").write_text(json.dumps(result))
 
 

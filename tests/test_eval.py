@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from eval import (evaluate, evaluate_and_print, load, main, make, plot, predict,
                   read_run, score, wilson)
 from matplotlib.figure import Figure
 from torch import nn
+from train import Config
 
 
 class Interpreter(nn.Module):
@@ -126,6 +128,15 @@ def test_a_run_is_read_back_from_its_config(small_run):
     assert all(map(torch.equal, model.state_dict().values(), run["model"].values()))
     _, other = make(run["config"] | {"beta_max": 0.0})
     assert other.blocks[1].beta_max == 0
+
+
+def test_sizes_that_are_not_given_are_those_of_the_model_and_the_group():
+    default = asdict(Config())
+    _, model = make(default)
+    assert (model.blocks[1].beta_max, model.blocks[1].heads) == (2, 4)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 73_688
+    assert make(default | {"group": "S7"})[1].blocks[0].conv.kernel_size == (10,)
+    assert make(default | {"model": "lstm"})[1].embedding.embedding_dim == 60
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
