@@ -3,7 +3,7 @@
 In float32 on one CPU core, the loop of scan.py takes 5.5 to 13 times as long as the chunks. The
 ratio is worst in a small batch, where most of the loop's time is overhead.
 
-    python -m experiments.bench [--run]    the table; --run: first measure what has no record
+    python -m experiments.bench [--run]    the table; --run: first measure what is missing
 """
 
 import statistics
