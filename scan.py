@@ -4,7 +4,7 @@ Conventions, the same in every file
     The state S is K x V: one row per key direction, one column per value direction.
     A step multiplies S on the LEFT, so the steps 1..t multiply it by A_t ... A_2 A_1, the latest on
     the left. (In data.py, "first g, then h" is g[h], and the latest is on the right.)
-    Time is the axis before the last; leading axes, such as batch and heads, are free.
+    Time is the axis before the last; leading axes, such as batch and heads, are free: [B, H, T, K].
     A tensor's name ends in its last axes.
 
 Symbols
@@ -25,7 +25,7 @@ Names elsewhere, where the delta rule, b = beta k, scales each error by beta at 
     q, k [B, H, T, K]                                       q, k [B, T, H, K]: time BEFORE the heads
     S (K x V), or state      W^T       S^T                  initial_state, final_state
     Diag(beta) U, W, D       -         U, W, U - W S^T      u, w, v_new
-    Diag(beta) (I + L)^-1    -         T, "UT transform"    A Diag(beta)
+    Diag(beta) (I + M)^-1    -         T, "UT transform"    A Diag(beta)
 flash-linear-attention also divides q by sqrt K, unless scale=1. Its generalized_delta_rule (iplr),
 S <- (I + beta alpha^T) S + k v^T, is this scan if its alpha is our -k, and its beta and k our b.
 
@@ -179,12 +179,12 @@ def upcast(x):
 # That is one unit lower-triangular system for all C errors at once. Let Q, K, B, V and D be the
 # matrices whose rows are the q, k, b, v and d of the chunk:
 #
-#     (I + L) D = V - K S_0          L = tril(K B^T, -1)                                        (5)
+#     (I + M) D = V - K S_0          M = tril(K B^T, -1)                                        (5)
 #
 # The matrix does not contain the state. So invert it BEFORE the state is known, for all chunks of
 # the sequence in parallel:
 #
-#     U = (I + L)^-1 V          W = (I + L)^-1 K                                                (6)
+#     U = (I + M)^-1 V          W = (I + M)^-1 K                                                (6)
 #
 # Then the state goes from chunk to chunk by two products,
 #
@@ -195,9 +195,9 @@ def upcast(x):
 #
 #     O = Q S_0 + tril(Q B^T) D                                                                 (9)
 #
-# One chunk of C = 4 tokens. L holds the stars: how much the write at j changes what k_i reads.
+# One chunk of C = 4 tokens. M holds the stars: how much the write at j changes what k_i reads.
 #
-#               I + L               BEFORE S_0 is known, for all chunks at once:
+#               I + M               BEFORE S_0 is known, for all chunks at once:
 #          b_1  b_2  b_3  b_4       U, the errors if S_0 were 0; W, how each error depends on S_0
 #     k_1   1                                   |
 #     k_2   *    1                              v
@@ -213,20 +213,20 @@ def upcast(x):
 def scan_chunked(q, k, b, v, state=None, chunk_size=None):
     """Equations (1) and (2), chunk by chunk: the outputs and the state of scan_recurrent.
 
-    Shapes: as scan_recurrent. Any T >= 1; the last chunk may be short. Longer chunks make fewer
-            sequential steps and larger triangles; chunk_size=None picks C for K and the device.
+    Shapes: q, k, b [..., T, K]; v [..., T, V]; state [..., K, V] or None (zeros)
+            -> out [..., T, V], state [..., K, V]. Any T >= 1; the last chunk may be short.
+    Heads come before time, [B, H, T, K]; fla's order, [B, T, H, K], is accepted in silence.
+    chunk_size: C. Longer chunks make fewer sequential steps and larger triangles.
     Raises: ValueError if the shapes do not fit; RuntimeError at a second derivative.
-    Beware: a NaN or an overflow spreads over its whole chunk, even backwards in time.
+    Beware: unless |k| = 1 and b = beta k with beta in [0, 2], a chunk can overflow (section 5). A
+            NaN or an overflow spreads over its whole chunk, even backwards in time.
     Cost: O(T (C^2 + C K + C V + K V)), C^2 for inverting; T / C sequential steps.
     Source: [2] section 3.
     """
     q_TK, k_TK, b_TK, v_TV, state_KV = check_inputs(q, k, b, v, state)
-    T, K = k.shape[-2:]
-    C = chunk_size or default_chunk_size(K, k.device.type)
-
-    chunks = [to_chunks(x, C) for x in (q_TK, k_TK, b_TK, v_TV)]
-    out, state_KV = ChunkedScan.apply(*chunks, state_KV)  # this calls chunked_forward, below
-    return pad(out, T - out.shape[-2]), state_KV  # a negative padding: the first T tokens
+    C = chunk_size or default_chunk_size(k.shape[-1], k.device.type)
+    # Section 7: to_chunks, chunked_forward and from_chunks, as one operation for autograd.
+    return ChunkedScan.apply(q_TK, k_TK, b_TK, v_TV, state_KV, C)
 
 
 def to_chunks(x, C):
@@ -236,16 +236,14 @@ def to_chunks(x, C):
     """
     T = x.shape[-2]
     N = (T + C - 1) // C
-    return pad(x, N * C - T).unflatten(-2, (N, C))
+    if T < N * C:
+        x = F.pad(x, (0, 0, 0, N * C - T))
+    return x.contiguous().unflatten(-2, (N, C))
 
 
-def pad(x, tokens):
-    """x with that many more tokens at its end, all zero; if negative, without its last ones."""
-    # An empty padding would copy x. While compiling, pad always, and do not even ask for `tokens`:
-    # a branch on them would make a second graph.
-    if torch.compiler.is_compiling() or tokens:
-        x = F.pad(x, (0, 0, 0, tokens))
-    return x
+def from_chunks(x, T):
+    """[..., N, C, K] -> [..., T, K], without the padding."""
+    return x.flatten(-3, -2)[..., :T, :].contiguous()
 
 
 def default_chunk_size(K, device_type):
@@ -261,7 +259,8 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=None):
     """The delta rule, equation (3), by chunks.
 
     Shapes: q, k [..., T, K] with |k| = 1; v [..., T, V]; beta [..., T] in [0, 2]; state [..., K, V]
-            or None (zeros) -> out [..., T, V], state [..., K, V]. Heads are a leading axis.
+            or None (zeros) -> out [..., T, V], state [..., K, V].
+    Heads come before time, [B, H, T, K]; fla's order, [B, T, H, K], is accepted in silence.
     """
     return scan_chunked(q, k, beta_k(k, beta), v, state, chunk_size)
 
@@ -271,14 +270,14 @@ def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
 
     Shapes: q, k, b [..., N, C, K]; v [..., N, C, V]; state [..., K, V]
             -> out [..., N, C, V]; the state after the last chunk; and a list of what is saved for
-            the backward: (I + L)^-1 [..., N, C, C], W [..., N, C, K], the state before each chunk
+            the backward: (I + M)^-1 [..., N, C, C], W [..., N, C, K], the state before each chunk
             [..., N, K, V], D [..., N, C, V], and tril(Q B^T) [..., N, C, C].
     """
     # Before the state is known, all chunks at once.
-    L_NCC = (k_NCK @ b_NCK.mT).tril_(-1)                                                       # (5)
-    eye_NCC = torch.eye(L_NCC.shape[-1], dtype=L_NCC.dtype, device=L_NCC.device).expand_as(L_NCC)
-    # unitriangular=True ignores the diagonal and takes it as 1, so this inverts I + L.
-    inverse_NCC = torch.linalg.solve_triangular(L_NCC, eye_NCC, upper=False, unitriangular=True)
+    M_NCC = (k_NCK @ b_NCK.mT).tril_(-1)                                                       # (5)
+    eye_NCC = torch.eye(M_NCC.shape[-1], dtype=M_NCC.dtype, device=M_NCC.device).expand_as(M_NCC)
+    # unitriangular=True ignores the diagonal and takes it as 1, so this inverts I + M.
+    inverse_NCC = torch.linalg.solve_triangular(M_NCC, eye_NCC, upper=False, unitriangular=True)
     u_NCV = inverse_NCC @ v_NCV                                                                # (6)
     w_NCK = inverse_NCC @ k_NCK                                                                # (6)
 
@@ -315,8 +314,9 @@ def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
 def delta_product(q, k, v, beta, state=None, chunk_size=None):
     """R steps of the delta rule per token, r = 1 first, then one read.
 
-    Shapes: q [..., T, K]; k [..., T, R, K]; v [..., T, R, V]; beta [..., T, R];
-            state [..., K, V] or None -> out [..., T, V], state [..., K, V].
+    Shapes: q [..., T, K]; k [..., T, R, K] with |k| = 1; v [..., T, R, V]; beta [..., T, R] in
+            [0, 2]; state [..., K, V] or None (zeros) -> out [..., T, V], state [..., K, V].
+    Heads come before time, [B, H, T, R, K]; fla's order, time before heads, is accepted in silence.
     Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 4.
     """
     # Read after every step, and keep only the last read of each token.
@@ -335,14 +335,16 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # --- 5. Numerics ----------------------------------------------------------------------------------
 #
 # Why unit keys: with |k| = 1, b = beta k and beta <= 2, each factor A = I - b k^T has norm <= 1.
-# The entry (i, j) of (I + L)^-1 below the diagonal is -k_i^T A_{i-1} ... A_{j+1} b_j: the write at
+# The entry (i, j) of (I + M)^-1 below the diagonal is -k_i^T A_{i-1} ... A_{j+1} b_j: the write at
 # j, carried to i and read there. So no entry exceeds 2. If keys are raw, or b is not parallel to k,
 # a step can stretch, and the inverse can grow exponentially in C.
 #
-# Why a triangular solve: it is exact to rounding. Multiplying out (I - L)(I + L^2)(I + L^4)... is
-# not. If keys are similar, the powers of L become huge before they vanish, and they must cancel in
-# an inverse whose entries are at most 2. In float32, one key that is repeated with beta = 0.9 makes
-# an error of about 1e9 in a chunk of 64.
+# Why a triangular solve: it is stable. With random beta it is as precise as the loop. At worst,
+# with beta = 2 and nearly equal keys, it loses two digits: in float32, chunks of 64 tokens are then
+# off by 3e-4, and the loop by 3e-6. Multiplying out (I - M)(I + M^2)(I + M^4)... is not stable. If
+# keys are similar, the powers of M become huge before they vanish, and they must cancel in an
+# inverse whose entries are at most 2. In float32, one key that is repeated with beta = 0.9 makes an
+# error of about 1e9 in a chunk of 64.
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------
@@ -358,17 +360,17 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 #     G_{n-1} = G_n + Q^T g(O) - W^T g(D)                                                       (11)
 #
 # Only these two run from chunk to chunk, now from the last to the first. Everything else is local.
-# Write (5) as (I + L) D = Z and differentiate: X = g(Z) is one product with the saved inverse, and
-# M = g(L) has entries only below the diagonal, as L has:
+# Write (5) as (I + M) D = Z and differentiate. X = g(Z) is one product with the saved inverse, and
+# g(M) has entries only below the diagonal, as M has:
 #
-#     X = (I + L)^-T g(D)          M = -tril(X D^T, -1)          g(P) = tril(g(O) D^T)          (12)
+#     X = (I + M)^-T g(D)          g(M) = -tril(X D^T, -1)          g(P) = tril(g(O) D^T)       (12)
 #
-# Now add one term for each use: V is used in Z = V - K S_0; K in Z and in L = tril(K B^T, -1); B in
-# L, in P and in the write (8); Q in P and in the read of S_0:
+# Now add one term for each use: V is used in Z = V - K S_0; K in Z and in M = tril(K B^T, -1); B in
+# M, in P and in the write (8); Q in P and in the read of S_0:
 #
 #     g(V) = X                                                                                  (13)
-#     g(K) = M B - X S_0^T                                                                      (14)
-#     g(B) = M^T K + g(P)^T Q + D G_n^T                                                         (15)
+#     g(K) = g(M) B - X S_0^T                                                                   (14)
+#     g(B) = g(M)^T K + g(P)^T Q + D G_n^T                                                      (15)
 #     g(Q) = g(O) S_0^T + g(P) B                                                                (16)
 #
 # For the delta rule, autograd carries g(B) on to k and beta, through b = beta k.
@@ -394,24 +396,24 @@ def chunked_backward(q_NCK, k_NCK, b_NCK, inverse_NCC, w_NCK, start_NKV, d_NCV, 
     G_NKV = torch.stack(G[::-1], -3)
 
     X_NCV = inverse_NCC.mT @ g_d_NCV                                                          # (12)
-    M_NCC = (X_NCV @ d_NCV.mT).tril_(-1).neg_()                                               # (12)
+    g_M_NCC = (X_NCV @ d_NCV.mT).tril_(-1).neg_()                                             # (12)
     g_P_NCC = (g_out_NCV @ d_NCV.mT).tril_()                                                  # (12)
 
+    # add_ and sub_ change their left side in place, which saves memory for each sum.
     g_v_NCV = X_NCV                                                                           # (13)
-
-    g_k_NCK = M_NCC @ b_NCK - X_NCV @ start_NKV.mT                                            # (14)
-    g_b_NCK = M_NCC.mT @ k_NCK + g_P_NCC.mT @ q_NCK + d_NCV @ G_NKV.mT                        # (15)
-    g_q_NCK = g_out_NCV @ start_NKV.mT + g_P_NCC @ b_NCK                                      # (16)
+    g_k_NCK = (g_M_NCC @ b_NCK).sub_(X_NCV @ start_NKV.mT)                                    # (14)
+    g_b_NCK = (g_M_NCC.mT @ k_NCK).add_(g_P_NCC.mT @ q_NCK).add_(d_NCV @ G_NKV.mT)            # (15)
+    g_q_NCK = (g_out_NCV @ start_NKV.mT).add_(g_P_NCC @ b_NCK)                                # (16)
     return [g_q_NCK, g_k_NCK, g_b_NCK, g_v_NCV, G_KV]
 
 
 # --- 7. For autograd, and for torch.compile -------------------------------------------------------
 #
 # torch.compile unrolls Python loops, so it would compile a graph for each number of chunks. We
-# therefore register the two functions as custom operators, which it calls without looking inside,
-# as it calls matmul. So one graph serves all lengths above one chunk. A "fake" tells torch.compile
-# the shape and the strides of each result. The strides of a result must not depend on those of an
-# input, so the operators first copy an input that is not contiguous, such as S.mT.
+# therefore register two custom operators, which it calls without looking inside, as it calls
+# matmul. So one graph serves all lengths above one chunk. A "fake" tells torch.compile the shape
+# and the strides of each result. They must not depend on the strides of an input, such as S.mT, so
+# the operators first make their inputs contiguous.
 
 
 # torch knows an operator by its name, for the whole process. So a copy of this file needs another.
@@ -422,48 +424,51 @@ class ChunkedScan(torch.autograd.Function):
     """chunked_forward for autograd, with chunked_backward as its backward."""
 
     @staticmethod
-    def forward(ctx, q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
-        out, state_KV, *saved = forward_operator(q_NCK, k_NCK, b_NCK, v_NCV, state_KV)
-        ctx.save_for_backward(q_NCK, k_NCK, b_NCK, *saved)
-        return out, state_KV
+    def forward(ctx, q_TK, k_TK, b_TK, v_TV, state_KV, C):
+        out_TV, state_KV, *saved = forward_operator(q_TK, k_TK, b_TK, v_TV, state_KV, C)
+        ctx.save_for_backward(q_TK, k_TK, b_TK, *saved)
+        return out_TV, state_KV
 
     @staticmethod
-    def backward(ctx, g_out, G_KV):
-        if g_out.is_complex():  # (10) to (16) have no conjugates
-            raise RuntimeError("no gradient of complex inputs; use scan_recurrent")
-        return tuple(backward_operator(*ctx.saved_tensors, g_out, G_KV))
+    def backward(ctx, g_out_TV, G_KV):
+        saved = [x.conj() for x in ctx.saved_tensors]  # if they are complex; real ones stay
+        return *backward_operator(*saved, g_out_TV, G_KV), None
 
 
 @torch.library.custom_op(f"{OPERATORS}::chunked_forward", mutates_args=())
-def forward_operator(q: Tensor, k: Tensor, b: Tensor, v: Tensor, state: Tensor) -> list[Tensor]:
-    inputs = [x.contiguous() for x in (q, k, b, v, state)]
+def forward_operator(q: Tensor, k: Tensor, b: Tensor, v: Tensor, state: Tensor,
+                     C: int) -> list[Tensor]:
+    chunks = [to_chunks(x, C) for x in (q, k, b, v)]
     # Autocast would compute and round every product in half precision.
     with torch.autocast(k.device.type, enabled=False):
-        out, state, (inverse, *others) = chunked_forward(*inputs)
-    inverse = inverse.mT.contiguous().mT  # column by column; only on MPS is this a copy
-    return [out.flatten(-3, -2), state, inverse, *others]
+        out, state, (inverse, *others) = chunked_forward(*chunks, state.contiguous())
+    # The solver writes by columns, so only on MPS does this copy the inverse.
+    return [from_chunks(out, k.shape[-2]), state, inverse.mT.contiguous(), *others]
 
 
 @forward_operator.register_fake
-def _(q, k, b, v, state):
-    *lead, N, C, K = k.shape
+def _(q, k, b, v, state, C):
+    *lead, T, K = k.shape
     V = v.shape[-1]
-    shapes = [(N * C, V), (K, V), (N, C, C), (N, C, K), (N, K, V), (N, C, V), (N, C, C)]
-    out, state, inverse, *others = [k.new_empty(*lead, *shape) for shape in shapes]
-    return [out, state, inverse.mT, *others]
+    N = (T + C - 1) // C
+    shapes = [(T, V), (K, V), (N, C, C), (N, C, K), (N, K, V), (N, C, V), (N, C, C)]
+    return [k.new_empty(*lead, *shape) for shape in shapes]
 
 
 @torch.library.custom_op(f"{OPERATORS}::chunked_backward", mutates_args=())
-def backward_operator(q: Tensor, k: Tensor, b: Tensor, inverse: Tensor, w: Tensor, starts: Tensor,
+def backward_operator(q: Tensor, k: Tensor, b: Tensor, inverse_T: Tensor, w: Tensor, starts: Tensor,
                       d: Tensor, P: Tensor, g_out: Tensor, G: Tensor) -> list[Tensor]:
-    q, k, b, g_out, G = [x.contiguous() for x in (q, k, b, g_out, G)]
+    T, C = k.shape[-2], P.shape[-1]
+    q, k, b, g_out = [to_chunks(x, C) for x in (q, k, b, g_out)]
     with torch.autocast(k.device.type, enabled=False):
-        return chunked_backward(q, k, b, inverse, w, starts, d, P, g_out.view(d.shape), G)
+        *gradients, g_state = chunked_backward(q, k, b, inverse_T.mT, w, starts, d, P, g_out,
+                                               G.contiguous())
+    return [*[from_chunks(x, T) for x in gradients], g_state]
 
 
 @backward_operator.register_fake
-def _(q, k, b, inverse, w, starts, d, P, g_out, G):
-    return [x.new_empty(x.shape) for x in (q, k, b, d, G)]
+def _(q, k, b, inverse_T, w, starts, d, P, g_out, G):
+    return [x.new_empty(x.shape) for x in (q, k, b, g_out, G)]
 
 
 # --- To see before reading: python scan.py --------------------------------------------------------

@@ -169,7 +169,7 @@ def require(condition, otherwise):
 
 # Proof, by the tests (a) to (d). Each step copies, swaps or writes rows (c). So all rows of S, and
 # of products of matrices I - b k^T, are 0 or one-hot. In q, k, b and v are only -1, 0 and 1 (b). So
-# in (I + L)^-1 (scan.py, section 5: -k^T A ... A b) are integers up to 2n, and no sum in (5) to (9)
+# in (I + M)^-1 (scan.py, section 5: -k^T A ... A b) are integers up to 2n, and no sum in (5) to (9)
 # there reaches 2^24. Float32 adds such integers exactly: S is never rounded.
 #
 # By the code of Machine, a line makes the same steps in every text and in all pieces. The step of a

@@ -52,7 +52,7 @@ EXERCISES = {
                 "norm does a vector lose in a step that turns it by an angle?"),
     5: Exercise("scan.py", "chunked_forward", 3,
                 "(5) and (6) for all chunks at once, a loop for (7) and (8), then (9). Invert "
-                "I + L by torch.linalg.solve_triangular: the inverse is among the results."),
+                "I + M by torch.linalg.solve_triangular: the inverse is among the results."),
     6: Exercise("scan.py", "chunked_backward", 4,
                 "Derive (13) to (16) from (5), (8) and (9) on paper. Then write (10) to (16), "
                 "without autograd."),

@@ -80,7 +80,7 @@ def with_gradients(function, arguments):
     weight = torch.Generator().manual_seed(1)
     results = function(*arguments)
     loss = sum((x * torch.randn(x.shape, generator=weight, dtype=x.dtype)).sum() for x in results)
-    return [*results, *torch.autograd.grad(loss, arguments)]
+    return [*results, *torch.autograd.grad(loss.real, arguments)]
 
 
 # --- 1. The swap machine --------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def by_chunks(q, k, b, v, S, C):
     q, k, b, v, out, errors = [x.unflatten(-2, (-1, C)) for x in (q, k, b, v, out, errors)]
     inverse = torch.linalg.inv(torch.eye(C) + (k @ b.mT).tril(-1))
     return (q, k, b, v, S), {
-        "out": out, "the last state": states[-1], "(I + L)^-1": inverse, "W": inverse @ k,
+        "out": out, "the last state": states[-1], "(I + M)^-1": inverse, "W": inverse @ k,
         "the state before each chunk": torch.stack(states[:-1:C], -3), "D": errors,
         "tril(Q B^T)": (q @ b.mT).tril()}
 
@@ -198,13 +198,16 @@ def test_exercise_5_a_longer_chunk_takes_no_more_operations():
     assert calls[0] == calls[1] > 0, "a loop over tokens, or over the rows of a triangle?"
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_chunks_are_the_loop_in_values_and_gradients(seed):
-    """For random lengths, widths and chunk sizes, and any write direction."""
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_chunks_are_the_loop_in_values_and_gradients(seed, dtype):
+    """For random lengths, widths and chunk sizes, and any write direction. Trap: the gradient of a
+    complex product has a conjugate."""
     rng = np.random.default_rng(seed)
     T, chunk = rng.integers(1, (70, 40)).tolist()
     K, V = rng.permutation(np.arange(2, 8))[:2].tolist()
-    given = two_keys(T, K=K, V=V)
+    given = [(x * torch.rand_like(x, dtype=dtype)).detach().requires_grad_()
+             for x in two_keys(T, K=K, V=V)]
     expected = with_gradients(scan_recurrent, given)
     ours = with_gradients(partial(scan_chunked, chunk_size=chunk), given)
     largest = max(1, *(x.abs().max().item() for x in expected))  # such a step can stretch the state
@@ -224,20 +227,20 @@ def test_delta_product_is_r_steps_and_one_read():
 
 # --- 5. Numerics ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("beta, C", [(2.0, 32), (0.9, 64)])
-def test_exercise_5_one_repeated_key_is_solved_precisely_in_float32(beta, C):
-    """Multiplying out (I - L)(I + L^2)(I + L^4)... is wrong by 1e4 and more here."""
-    q, k, _, v, state = two_keys(C)
-    k = F.normalize(k[..., :1, :], dim=-1).expand_as(k)
-    given, expected = by_chunks(*[x.float() for x in (q, k, beta * k, v, state)], C)
+@pytest.mark.parametrize("beta, nearly", [(0.9, 0), (2, 0), (2, 0.01)])
+def test_exercise_5_one_repeated_key_is_solved_precisely_in_float32(beta, nearly):
+    """Multiplying out (I - M)(I + M^2)(I + M^4)... is wrong by 1e4 and more here."""
+    q, k, _, v, state = two_keys(64)
+    k = F.normalize(k[..., :1, :] + nearly * k, dim=-1)
+    given, expected = by_chunks(*[x.float() for x in (q, k, beta * k, v, state)], 64)
     out, state, _ = scan.chunked_forward(*given)
-    check([out, state], dict([*expected.items()][:2]), 1e-3)
+    check([out, state], dict([*expected.items()][:2]), 5e-3)
 
 
 # --- 6. The backward ------------------------------------------------------------------------------
 
 def test_exercise_6_the_five_gradients_are_those_of_the_definition():
-    """Traps: M has a minus and no diagonal; G_n belongs to the state AFTER chunk n. In inference
+    """Traps: g(M) has a minus and no diagonal; G_n belongs to the state AFTER chunk n. In inference
     mode autograd does not work."""
     tokens = two_keys(12)
     given, expected = by_chunks(*tokens, 4)
@@ -251,6 +254,15 @@ def test_exercise_6_the_five_gradients_are_those_of_the_definition():
     check(ours, dict(zip(["g(Q)", "g(K)", "g(B)", "g(V)", "g(S_0)"], gradients)), 1e-9)
 
 
+def test_a_second_derivative_is_refused():
+    """Trap: to autograd the saved tensors are constants, so it would be silently wrong."""
+    tokens = two_keys(9)
+    gradient, = torch.autograd.grad(scan_chunked(*tokens)[0].square().sum(), tokens[1],
+                                    create_graph=True)
+    with pytest.raises(RuntimeError, match="autograd"):
+        gradient.sum().backward()
+
+
 # --- 7. Autograd and torch.compile ----------------------------------------------------------------
 
 def test_autocast_rounds_no_product():
@@ -258,14 +270,6 @@ def test_autocast_rounds_no_product():
     expected = with_gradients(delta_rule_chunked, given)
     with torch.autocast("cpu", torch.bfloat16):
         assert difference(with_gradients(delta_rule_chunked, given), expected) == 0
-
-
-def test_complex_inputs_have_values_and_no_gradient():
-    q, k, v = torch.randn(3, 20, 5, dtype=torch.complex128)
-    ours = scan_chunked(q, k, k / 9, v)
-    assert difference(ours, scan_recurrent(q, k, k / 9, v)) < 1e-10
-    with pytest.raises(RuntimeError, match="complex"):
-        scan_chunked(q.requires_grad_(), k, k, v)[0].abs().sum().backward()
 
 
 @pytest.mark.parametrize("solved", ["by columns", "by rows"])
@@ -278,12 +282,13 @@ def test_the_operators_keep_the_rules_of_torch(solved, monkeypatch):
         monkeypatch.setattr(torch.linalg, "solve_triangular",
                             lambda *x, **more: solve(*x, **more).contiguous())
     rules = "test_schema", "test_faketensor"
-    q, k, b = torch.randn(3, 2, 3, 4, 5)
-    given = q, k, b, torch.randn(2, 3, 4, 6), torch.randn(2, 6, 5).mT
-    torch.library.opcheck(scan.forward_operator, given, test_utils=rules)
-    out, state, *saved = scan.forward_operator(*given)
-    gradients = torch.randn_like(out), torch.randn_like(state.mT).mT
-    torch.library.opcheck(scan.backward_operator, (q, k, b, *saved, *gradients), test_utils=rules)
+    q, k, b = torch.randn(3, 2, 11, 5)
+    v, g_out = torch.randn(2, 2, 11, 6)
+    state, G = torch.randn(2, 2, 6, 5).mT
+    torch.library.opcheck(scan.forward_operator, (q, k, b, v, state, 4), test_utils=rules)
+    _, _, *saved = scan.forward_operator(q, k, b, v, state, 4)
+    given = q, k, b, *saved, g_out, G
+    torch.library.opcheck(scan.backward_operator, given, test_utils=rules)
 
 
 @pytest.mark.parametrize("R", [1, 3])
@@ -292,11 +297,22 @@ def test_one_compiled_graph_serves_all_lengths_with_the_bits_of_eager(R):
     torch._dynamo.reset()
     backend = CompileCounterWithBackend("aot_eager")  # what precedes the compiler itself
     compiled = torch.compile(delta_product, backend=backend, fullgraph=True, dynamic=True)
-    for T in (41, 72, 48, 90):
+    for T in (41, 72, 48, 64, 90):
         given = [x.detach().float().requires_grad_() for x in inputs(T, (2,), (R,), K=8)]
         ours, theirs = (with_gradients(form, given) for form in (compiled, delta_product))
         assert difference(ours, theirs) == 0
     assert backend.frame_count == 1
+
+
+def test_an_exported_scan_takes_any_length():
+    class Scan(torch.nn.Module):
+        def forward(self, *given):
+            return delta_rule_chunked(*given)
+
+    given, longer = [[x.detach() for x in inputs(T)] for T in (41, 70)]
+    lengths = (*4 * [{2: torch.export.Dim("T", min=33)}], None)
+    exported = torch.export.export(Scan(), (*given,), dynamic_shapes={"given": lengths})
+    assert difference(exported.module()(*longer), delta_rule_chunked(*longer)) == 0
 
 
 # --- The demo -------------------------------------------------------------------------------------
