@@ -22,7 +22,6 @@ Next: analysis.ipynb, or a chapter (README has their questions).
 
 import argparse
 import copy
-import inspect
 import json
 import time
 from dataclasses import asdict, dataclass, fields
@@ -276,7 +275,9 @@ def restore(folder, average, model, optimizers):
 # --- 5. The command line --------------------------------------------------------------------------
 
 def main(argv=None, train=train):
-    parser = make_parser(f"{__doc__}\n{inspect.getsource(Config).partition('    def ')[0]}")
+    source = Path(__file__).read_text(encoding="utf-8")
+    options = source.partition("@dataclass\n")[2].partition("    def ")[0]  # of Config
+    parser = make_parser(f"{__doc__}\n{options}")
     where = parser.add_mutually_exclusive_group().add_argument
     where("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
     where("--resume", metavar="DIR", help="continue the run in DIR, with its options")
@@ -288,7 +289,7 @@ def main(argv=None, train=train):
                             default=argparse.SUPPRESS, **kind)
     args = parser.parse_args(argv)
 
-    stored = read_run(args.resume)["config"] if args.resume else {}
+    stored = {} if args.resume is None else read_run(args.resume)["config"]
     typed = {field.name: getattr(args, field.name) for field in fields(Config) if field.name in args}
     config = Config(**stored | typed)
     default = f"runs/{config.model}-{config.group}-seed{config.seed}"
