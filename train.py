@@ -86,6 +86,8 @@ class Config:
     OWN = {"linrnn": {"curriculum": ((2, 1), (8, 1), (16, 2), (32, 4), (64, 8)),
                       "max_curriculum_steps": 1500, "final_steps": 350,
                       "optimizer": "muon", "matrix_lr": 0.01, "lr": 2e-3},
+           "deltanet": {"curriculum": ((2, 1), (8, 1), (16, 2), (32, 4), (64, 8), (128, 16)),
+                        "max_curriculum_steps": 3000, "final_steps": 175},
            "lstm": {"optimizer": "adamw", "matrix_lr": 4e-3, "lr": 4e-3}}
 
     def __post_init__(self):

@@ -38,6 +38,7 @@ def test_learning_rates_warm_up_and_decay():
         assert abs(scale - expected) < 1e-12
     a_fifth = 0.6 + 0.1 * (1 + 5**0.5)  # of the way: 0.6 + 0.4 cos 36 degrees
     for step, expected in [(0, 1 / 83), (82, 1), (83, 1), (83 + 317, a_fifth), (4 * 417, 0.2)]:
-        scale = baselines.paper_schedule(Config(warmup=83, max_curriculum_steps=2000),
-                                         Progress(step=step))
+        scale = baselines.paper_schedule(
+            Config(curriculum=baselines.STAGES[2:], warmup=83, max_curriculum_steps=2000),
+            Progress(step=step))
         assert abs(scale - expected) < 1e-12

@@ -35,6 +35,11 @@ def whole(name):
     return 100 * np.median(of("drift", "whole", part=name))
 
 
+def papers(key, **where):
+    """Of two of the paper's layers, in %."""
+    return [100 * value for value in of("parts", key, part="two of the paper's layers", **where)]
+
+
 def first(after):
     return of("baselines", lambda row: first_reveal(row, after), millions=45,
               model="linrnn-beta1")
@@ -79,8 +84,12 @@ CLAIMS = [
             f"{span(drift('loop 1'))}%.",
     lambda: f"a loop of ten has kept {span(drift('loop 10'))}% of the values, and one repeated",
     lambda: f"values, and one repeated command {span(drift('loop 1'))}%.",
-    lambda: f"the default gets {whole('the default'):.0f}% of whole traces, without the gate "
-            f"{whole('no write gate'):.0f}%, with 4 tokens {whole('convolution of 4'):.0f}%.",
+    lambda: f"is {whole('no write gate'):.0f}% without the write gate and "
+            f"{whole('convolution of 4'):.0f}% with a convolution of 4 tokens, where the default gets "
+            f"{whole('the default'):.0f}%. Without repeated commands it is "
+            f"{whole('no repeated commands'):.0f}%",
+    lambda: f"learn the task on {papers('passed').count(100)} of {len(papers('passed'))} seeds",
+    lambda: f"get {span(papers('(256,32)', passed=True))}% on the nine seeds that learn",
     lambda: "{:.1f} to {:.0f} times as fast".format(*of("bench", "loop")),
     lambda: "{:.1f} to {:.0f} times as long".format(*of("bench", "loop")),
     lambda: f"{span(first(8))}% after 8 commands and, on one of three seeds, {first(16)[2]}% after",
