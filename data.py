@@ -63,8 +63,8 @@ class ReplTask(Lexer):
     A comma belongs to the name after it, so a first line has 5 tokens, a `full` command 2n + 3, a
     `swap` command 7, and a reveal 11: T = 5n + L (2n + 3) + 11 L / spacing.
 
-    In training, repeat_fraction of the traces repeat commands, and literal_fraction of the dense
-    batches have literals (section 4).
+    In training, repeat_fraction of the traces repeat commands (section 4), and literal_fraction of
+    the dense batches have literals.
     """
 
     def __init__(self, group, commands="full", repeat_fraction=0.5, literal_fraction=0.5):
@@ -145,17 +145,19 @@ class ReplTask(Lexer):
         return self.batch_of(map(self.trace, programs))
 
     def dense_batch(self, batch, length, spacing, rng):
-        """A training_batch with random first values and, perhaps, literals (section 4)."""
+        """A training_batch with random first values and, perhaps, literals (see train.py)."""
         n = self.group.degree
         programs = self.draw_programs(batch, length, spacing, rng, self.repeat_fraction)
         values = rng.integers(n, size=(batch, n)).tolist()
 
-        blocks = batch, length // spacing  # of commands up to a reveal
+        # One at a random place among the commands before each reveal, such as `>>> b = 3`: the model
+        # must carry the value through the commands after it.
+        blocks = batch, length // spacing
         places = rng.integers(spacing + 1, size=blocks)
         literals = rng.integers(n, size=(2, *blocks))
         if rng.random() < self.literal_fraction:
             for i, block in np.ndindex(blocks):
-                begin = block * (spacing + 2)  # each block has a literal and a reveal
+                begin = block * (spacing + 2)  # its commands, a literal and a reveal in each block
                 literal = ("literal", *literals[:, i, block])
                 programs[i].insert(begin + places[i, block], literal)
         return self.batch_of(map(self.trace, programs, values))
@@ -313,15 +315,10 @@ def generator(seed, purpose, *key):
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
 
 
-# --- 4. In training only --------------------------------------------------------------------------
+# --- 4. Repeated commands, in training only -------------------------------------------------------
 #
-# Some traces repeat commands. A model makes a small error in every command. The errors of random
-# commands partly cancel. Those of one repeated command add up, so the loss notices them.
-#
-# Some batches are dense (train.py). If all traces began with 1, 2, ..., a model would not have to
-# read the values in its lines. So first values are random, and in each block of commands before a
-# reveal a literal, such as `>>> b = 3`, stands at a random place: the model must carry the value
-# through the commands after it.
+# A model makes a small error in every command. The errors of random commands partly cancel. Those
+# of one repeated command add up, so the loss notices them.
 
 REPEAT = 0.8  # probability that a command repeats the one before it: 1 / (1 - 0.8) = 5 in a row
 SHORTEST_WITH_REPEATS = 8  # commands in a trace; shorter ones teach single commands
