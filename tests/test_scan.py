@@ -96,6 +96,12 @@ def test_a_step_shortens_whatever_it_changes_unless_beta_is_two(beta):
     assert (k @ after - (1 - beta) * (k @ y)).abs().max() < 1e-10
 
 
+def test_the_reflection_of_a_swap_key_swaps_its_two_slots():
+    k = scan.swap_key(torch.tensor(3), torch.tensor(1), 5)
+    reflection = torch.eye(5) - 2 * torch.outer(k, k)
+    assert (reflection - torch.eye(5)[[0, 3, 2, 1, 4]]).abs().max() < 1e-10
+
+
 @pytest.mark.parametrize("name", ["S5", "A6"])
 def test_exercise_3_the_swap_machine_tracks_a_group_without_training(name):
     """2n hand-set reflections per command, multiplied one by one, give data.py's states."""
