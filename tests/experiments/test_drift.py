@@ -89,7 +89,7 @@ def test_a_stream_is_that_of_the_model_projected_where_it_is_due():
 
 def test_a_run_is_measured_as_trained_and_projected(monkeypatch, capsys):
     """A noisy head, which alone is sometimes wrong."""
-    machine = SwapMachine("S3", 0.03, believes=True)
+    machine = SwapMachine("S3", 0.025, believes=True)
     monkeypatch.setattr("experiments.load", lambda _: (machine.task, machine))
     monkeypatch.setattr(drift, "TESTS", [(80, 20)])
     drift.main(["run"])
