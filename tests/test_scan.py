@@ -229,6 +229,7 @@ def test_delta_product_is_r_steps_and_one_read():
                                beta.flatten(2), state)
     ours = delta_product(q, k, v, beta, state, chunk_size=4)
     assert difference(ours, [expected[:, :, 2::3], last]) < 1e-10
+    assert ours[0].is_contiguous()  # a view would keep all three reads
 
 
 # --- 5. Numerics ----------------------------------------------------------------------------------
@@ -288,13 +289,14 @@ def test_the_operators_keep_the_rules_of_torch(solved, monkeypatch):
         monkeypatch.setattr(torch.linalg, "solve_triangular",
                             lambda *x, **more: solve(*x, **more).contiguous())
     rules = "test_schema", "test_faketensor"
-    q, k, b = torch.randn(3, 2, 11, 5)
-    v, g_out = torch.randn(2, 2, 11, 6)
     state, G = torch.randn(2, 2, 6, 5).mT
-    torch.library.opcheck(scan.forward_operator, (q, k, b, v, state, 4), test_utils=rules)
-    _, _, *saved = scan.forward_operator(q, k, b, v, state, 4)
-    given = q, k, b, *saved, g_out, G
-    torch.library.opcheck(scan.backward_operator, given, test_utils=rules)
+    for T in (11, 12):
+        q, k, b = torch.randn(3, 2, T, 5)
+        v, g_out = torch.randn(2, 2, T, 6)
+        torch.library.opcheck(scan.forward_operator, (q, k, b, v, state, 4), test_utils=rules)
+        _, _, *saved = scan.forward_operator(q, k, b, v, state, 4)
+        given = q, k, b, *saved, g_out, G
+        torch.library.opcheck(scan.backward_operator, given, test_utils=rules)
 
 
 @pytest.mark.parametrize("R", [1, 3])
