@@ -336,10 +336,12 @@ def test_the_demo_executes_its_commands_as_python_does(capsys):
         assert len(swaps) == 8 and re.search("park a$", swaps[0]) and "fetch" in swaps[4]
 
 
-def test_a_copy_of_the_file_needs_nothing_but_torch(capsys, monkeypatch):
-    """Beside the original. Trap: torch knows an operator by its name, for the whole process."""
+def test_a_copy_of_the_file_needs_only_torch_and_leaves_the_original_alone(capsys, monkeypatch):
+    """Even a wrong one. Trap: torch knows an operator by its name, for the whole process."""
+    given = [x.detach() for x in inputs(T=21)]
+    before = delta_rule_chunked(*given)
     monkeypatch.setitem(sys.modules, "data", None)
-    source = Path(scan.__file__).read_text(encoding="utf-8")
+    source = Path(scan.__file__).read_text(encoding="utf-8").replace("@ d_NCV   ", "@ u_NCV   ")
     exec(compile(source, "copy.py", "exec"), {"__name__": "__main__"})
     assert "1,000 sequential steps by the loop, and 63 by chunks" in capsys.readouterr().out
-    delta_rule_chunked(*(x.detach() for x in inputs(T=5)))
+    assert difference(delta_rule_chunked(*given), before) == 0
