@@ -31,7 +31,7 @@ import numpy as np
 from data import Group, ReplTask, draw_commands, run_cli
 from eval import evaluate
 from experiments import (NAMES, Study, at, chapter, evaluate_all, grid, percent, rates, records,
-                         summary, table)
+                         summary, table, where)
 from experiments.groups import run_commands, with_reveals
 from experiments.plots import COLOURS, canvas, draw_lines, ticks_at
 from models import LSTM, DeltaNet, LinRNN, Transformer
@@ -191,16 +191,17 @@ def picture():
     """Accuracy at the first reveal of a trace, by the commands before it."""
     before = [1, 2, 4, 8, 16]
     found = {}
-    for model in MODELS:
-        percents = [[first_reveal(row, S) for S in before]
-                    for row in records("baselines", model=model, millions=15)]
+    rows = records("baselines", millions=15)
+    for model in dict.fromkeys(row["model"] for row in rows):
+        percents = [[first_reveal(row, S) for S in before] for row in where(rows, model=model)]
         found[NAMES[model]] = before, percents, COLOURS[model]
 
     figure, ((axes,),) = canvas("After 16 commands DeltaNet with β ≤ 2 knows every value,\n"
-                                "and the others guess: 15 million tokens each")
+                                "and the others guess: 15 million tokens each", size=(10, 4))
     axes.set(ylim=(0, 104), ylabel="accuracy at the first reveal in %",
              xlabel="commands before the first reveal of a trace")
     draw_lines(axes, found, 20)
+    axes.legend(reverse=True, loc="center left", bbox_to_anchor=(1, 0.5))  # it would hide lines
     ticks_at(axes, before)
     return figure
 

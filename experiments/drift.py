@@ -177,7 +177,7 @@ def picture():
         "command grow faster. A projection after every command repairs them", columns=2,
         size=(10, 4))
     laws = [row["law"] for row in records("drift", part="the default")]
-    left.set(yscale="log", xlabel="commands", ylabel="error in the table (0.5: a value is misread)")
+    left.set(yscale="log", xlabel="commands", ylabel="error (at 0.5, a value may be misread)")
     left.axhline(0.5, color=GREY, linestyle="--", linewidth=0.9)
     draw_lines(left, {f"{kind} commands": (range(1, 129), [law[kind] for law in laws], colour)
                       for kind, colour in (("random", BLUE), ("repeated", RED))}, trained=64)
