@@ -150,14 +150,14 @@ class ReplTask(Lexer):
         programs = self.draw_programs(batch, length, spacing, rng, self.repeat_fraction)
         values = rng.integers(n, size=(batch, n)).tolist()
 
-        # One at a random place among the commands before each reveal, such as `>>> b = 3`: the model
-        # must carry the value through the commands after it.
+        # A literal, such as `>>> b = 3`, at a random place among the commands before each reveal:
+        # the model must carry its value through the commands after it.
         blocks = batch, length // spacing
         places = rng.integers(spacing + 1, size=blocks)
         literals = rng.integers(n, size=(2, *blocks))
         if rng.random() < self.literal_fraction:
             for i, block in np.ndindex(blocks):
-                begin = block * (spacing + 2)  # its commands, a literal and a reveal in each block
+                begin = block * (spacing + 2)  # earlier blocks have a literal and a reveal more
                 literal = ("literal", *literals[:, i, block])
                 programs[i].insert(begin + places[i, block], literal)
         return self.batch_of(map(self.trace, programs, values))

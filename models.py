@@ -29,8 +29,8 @@ Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et 
 
 `deltanet` has two layers as the paper builds them, and no local block. Its layer learns as well.
 Ours, the default `linrnn`, is a single one that takes half the time and is more precise in long
-traces. What differs, and why (`parts` measures it):
-    no SiLU on q, k, v         its results are almost positive; a swap key has both signs
+traces. What differs, and why (`parts` measures most of it):
+    no SiLU on q, k, v         with it, long traces are less precise; we do not know why
     hard sigmoids              with sigmoids, beta = 0 and beta = 2 are only approached
     a write gate               a reflection needs beta = 2 and should write nothing
     one wide convolution       before the layer, so that keys depend on a window of the text
@@ -56,8 +56,7 @@ class LocalBlock(nn.Module):
 
     The key of a swap depends on a name AND its place in the command. So the convolution is dense
     (every channel sees every other), and by default (eval.make) it has n + 3 tokens: ` = `, the n
-    names after it, the end of the line, and the next `>>> `. This width encodes the length of a
-    line.
+    names after it, the end of the line, and the next `>>> `. So it knows how long a line is.
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 
@@ -75,7 +74,7 @@ class LocalBlock(nn.Module):
         window = torch.cat([state, self.norm(x)], 1)  # [B, reach + T, D]
 
         conv = convolve(self.conv, window)  # [B, T, D]
-        return x + self.out(F.gelu(conv)), window[:, -reach:].clone()  # a view keeps all
+        return x + self.out(F.gelu(conv)), window[:, -reach:].clone()  # a view would keep it all
 
 
 def convolve(conv, window):
@@ -152,7 +151,7 @@ class DeltaBlock(nn.Module):
         return x + self.out(out), state
 
 
-class DeltaNetBlock(nn.Module):
+class PaperBlock(nn.Module):
     """The paper's layer: DeltaNet as flash-linear-attention (fla) builds it, with allow_neg_eigval.
 
         q, k, v = silu(conv(W x)), then |q| = |k| = 1        beta = beta_max sigmoid(w x)
@@ -160,8 +159,12 @@ class DeltaNetBlock(nn.Module):
 
     conv: each channel sees its own last four values, and at the start of a text zeros.
     State: the last three W x, [B, 3, (1 + 2 R) D], and S, [B, H, K, K].
-    Source: github.com/fla-org/flash-linear-attention/blob/bc3b101d/fla/layers/delta_net.py#L77-L290
+    fla has eps 1e-5 in the norm of the output, after q / sqrt K, and draws all matrices from
+    N(0, .02). For R > 1 this is its GatedDeltaProduct without gates.
+    Source: github.com/fla-org/flash-linear-attention/blob/bc3b101d/fla/layers/delta_net.py#L77-L289
     """
+
+    activation = staticmethod(F.silu)
 
     def __init__(self, d_model, heads, beta_max, householders):
         super().__init__()
@@ -169,7 +172,7 @@ class DeltaNetBlock(nn.Module):
         self.beta_max = beta_max
         self.householders = householders
 
-        # One matrix for W and w. (fla has separate ones, with which Muon learned more slowly.)
+        # One matrix for W and w. (fla has four; with them Muon was slower, on one seed.)
         channels = (1 + 2 * householders) * d_model  # a query, R keys and R values
         self.sizes = [channels, householders * heads]
         self.norm = nn.RMSNorm(d_model)
@@ -184,17 +187,18 @@ class DeltaNetBlock(nn.Module):
         if recent is None:
             recent = qkv.new_zeros(len(x), 3, qkv.shape[-1])
         window = torch.cat([recent, qkv], 1)
-        qkv = F.silu(convolve(self.conv, window))
+        qkv = upcast(self.activation(convolve(self.conv, window)))  # as above, in float32
 
         # Cut the features of each token, and move the heads before the tokens, as the scan wants.
         R, H = self.householders, self.heads
         qkv = qkv.unflatten(-1, ((1 + 2 * R) * H, -1)).transpose(1, 2)  # [B, (1 + 2 R) H, T, K]
         q, k, v = qkv.split([H, R * H, R * H], 1)
         k, v = (part.unflatten(1, (R, H)).movedim(1, -2) for part in (k, v))  # [B, H, T, R, K]
-        beta = self.beta_max * beta.sigmoid().unflatten(-1, (R, H)).movedim(-1, 1)  # [B, H, T, R]
+        beta = upcast(beta).unflatten(-1, (R, H)).movedim(-1, 1)  # [B, H, T, R]
 
+        beta = self.beta_max * beta.sigmoid()
         out, S = delta_product(unit(q), unit(k), v, beta, S)  # [B, H, T, K]
-        out = self.out_norm(out).transpose(1, 2).flatten(2)  # [B, T, D]
+        out = self.out_norm(out.to(x.dtype)).transpose(1, 2).flatten(2)  # [B, T, D]
         return x + self.out(out), (window[:, -3:].clone(), S)
 
 
@@ -312,11 +316,11 @@ class LinRNN(LanguageModel):
 
 
 class DeltaNet(LanguageModel):
-    """DeltaNet with the paper's layers. One of them sees too little of a command; two learn."""
+    """DeltaNet with the paper's layers. Two learn; a single one did on 1 of 3 seeds (`parts`)."""
 
     def __init__(self, vocab_size, d_model=64, heads=4, layers=2, beta_max=2.0, householders=1):
         super().__init__(vocab_size, d_model, layers, 1,
-                         lambda: DeltaNetBlock(d_model, heads, beta_max, householders))
+                         lambda: PaperBlock(d_model, heads, beta_max, householders))
 
 
 class Transformer(LanguageModel):

@@ -91,8 +91,8 @@ def swap_machine_keys(commands):
 #     |y - beta (k.y) k|^2 = |y|^2 - beta (2 - beta) (k.y)^2
 #
 # So whatever the steps, a swap loses something. With beta <= 1, m steps leave at most
-# cos^(m+1)(pi / (m+1)) of it: 70%, even if all 13 tokens of a command share one swap. (The proof is
-# exercise 4 of TEACHING.md.) The losses of repeated commands add up.
+# cos^(m+1)(pi / (m+1)) of it: 70%, even if all 13 tokens of a command share one swap. (Proof:
+# experiments/ANSWERS.md.) The losses of repeated commands add up.
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
@@ -210,12 +210,46 @@ def upcast(x):
 # For the delta rule this is the "WY form" of Bischof and Van Loan (1987), as [2] pointed out.
 
 
+def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
+    """Equations (5) to (9).
+
+    Shapes: q, k, b [..., N, C, K]; v [..., N, C, V]; state [..., K, V]
+            -> out [..., N, C, V]; the state after the last chunk; and a list of what is saved for
+            the backward: (I + M)^-1 [..., N, C, C], W [..., N, C, K], the state before each chunk
+            [..., N, K, V], D [..., N, C, V], and tril(Q B^T) [..., N, C, C].
+    """
+    # Before the state is known, all chunks at once.
+    M_NCC = (k_NCK @ b_NCK.mT).tril_(-1)                                                       # (5)
+    eye_NCC = torch.eye(M_NCC.shape[-1], dtype=M_NCC.dtype, device=M_NCC.device).expand_as(M_NCC)
+    # unitriangular=True ignores the diagonal and takes it as 1, so this inverts I + M.
+    inverse_NCC = torch.linalg.solve_triangular(M_NCC, eye_NCC, upper=False, unitriangular=True)
+    u_NCV = inverse_NCC @ v_NCV                                                                # (6)
+    w_NCK = inverse_NCC @ k_NCK                                                                # (6)
+
+    # The only sequential part: N steps, where the definition has T.
+    starts = []
+    errors = []
+    for b_CK, u_CV, w_CK in zip(b_NCK.unbind(-3), u_NCV.unbind(-3), w_NCK.unbind(-3)):
+        d_CV = u_CV - w_CK @ state_KV                                                          # (7)
+        starts.append(state_KV)
+        errors.append(d_CV)
+        state_KV = state_KV + b_CK.mT @ d_CV                                                   # (8)
+    start_NKV = torch.stack(starts, -3)
+    d_NCV = torch.stack(errors, -3)
+
+    # All chunks at once again. tril with its diagonal: the read at t sees the write at t.
+    P_NCC = (q_NCK @ b_NCK.mT).tril_()
+    out_NCV = q_NCK @ start_NKV
+    out_NCV += P_NCC @ d_NCV                                                                   # (9)
+    return out_NCV, state_KV, [inverse_NCC, w_NCK, start_NKV, d_NCV, P_NCC]
+
+
 def scan_chunked(q, k, b, v, state=None, chunk_size=None):
     """Equations (1) and (2), chunk by chunk: the outputs and the state of scan_recurrent.
 
     Shapes: q, k, b [..., T, K]; v [..., T, V]; state [..., K, V] or None (zeros)
             -> out [..., T, V], state [..., K, V]. Any T >= 1; the last chunk may be short.
-    Heads come before time, [B, H, T, K]; fla's order, [B, T, H, K], is accepted in silence.
+    Heads come before time. fla's order, [B, T, H, K], raises no error, but its results are wrong.
     chunk_size: C. Longer chunks make fewer sequential steps and larger triangles.
     Raises: ValueError if the shapes do not fit; RuntimeError at a second derivative.
     Beware: unless |k| = 1 and b = beta k with beta in [0, 2], a chunk can overflow (section 5). A
@@ -260,43 +294,9 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=None):
 
     Shapes: q, k [..., T, K] with |k| = 1; v [..., T, V]; beta [..., T] in [0, 2]; state [..., K, V]
             or None (zeros) -> out [..., T, V], state [..., K, V].
-    Heads come before time, [B, H, T, K]; fla's order, [B, T, H, K], is accepted in silence.
+    Heads come before time. fla's order, [B, T, H, K], raises no error, but its results are wrong.
     """
     return scan_chunked(q, k, beta_k(k, beta), v, state, chunk_size)
-
-
-def chunked_forward(q_NCK, k_NCK, b_NCK, v_NCV, state_KV):
-    """Equations (5) to (9).
-
-    Shapes: q, k, b [..., N, C, K]; v [..., N, C, V]; state [..., K, V]
-            -> out [..., N, C, V]; the state after the last chunk; and a list of what is saved for
-            the backward: (I + M)^-1 [..., N, C, C], W [..., N, C, K], the state before each chunk
-            [..., N, K, V], D [..., N, C, V], and tril(Q B^T) [..., N, C, C].
-    """
-    # Before the state is known, all chunks at once.
-    M_NCC = (k_NCK @ b_NCK.mT).tril_(-1)                                                       # (5)
-    eye_NCC = torch.eye(M_NCC.shape[-1], dtype=M_NCC.dtype, device=M_NCC.device).expand_as(M_NCC)
-    # unitriangular=True ignores the diagonal and takes it as 1, so this inverts I + M.
-    inverse_NCC = torch.linalg.solve_triangular(M_NCC, eye_NCC, upper=False, unitriangular=True)
-    u_NCV = inverse_NCC @ v_NCV                                                                # (6)
-    w_NCK = inverse_NCC @ k_NCK                                                                # (6)
-
-    # The only sequential part: N steps, where the definition has T.
-    starts = []
-    errors = []
-    for b_CK, u_CV, w_CK in zip(b_NCK.unbind(-3), u_NCV.unbind(-3), w_NCK.unbind(-3)):
-        d_CV = u_CV - w_CK @ state_KV                                                          # (7)
-        starts.append(state_KV)
-        errors.append(d_CV)
-        state_KV = state_KV + b_CK.mT @ d_CV                                                   # (8)
-    start_NKV = torch.stack(starts, -3)
-    d_NCV = torch.stack(errors, -3)
-
-    # All chunks at once again. tril with its diagonal: the read at t sees the write at t.
-    P_NCC = (q_NCK @ b_NCK.mT).tril_()
-    out_NCV = q_NCK @ start_NKV
-    out_NCV += P_NCC @ d_NCV                                                                   # (9)
-    return out_NCV, state_KV, [inverse_NCC, w_NCK, start_NKV, d_NCV, P_NCC]
 
 
 # --- 4. Several Householder steps per token -------------------------------------------------------
@@ -316,7 +316,7 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 
     Shapes: q [..., T, K]; k [..., T, R, K] with |k| = 1; v [..., T, R, V]; beta [..., T, R] in
             [0, 2]; state [..., K, V] or None (zeros) -> out [..., T, V], state [..., K, V].
-    Heads come before time, [B, H, T, R, K]; fla's order, time before heads, is accepted in silence.
+    Heads come before time. fla's order, time first, raises no error, but its results are wrong.
     Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 4.
     """
     # Read after every step, and keep only the last read of each token.

@@ -70,8 +70,8 @@ class Config:
     max_curriculum_steps: int = None  # stop if the last stage is not reached by this step
     final_steps: int = None        # steps of the last stage
 
-    # The optimisers. Muon normalises the update, so its learning rate *is* the step size: twice
-    # linrnn's is as fast, but less precise.
+    # The optimisers. Muon normalises the update, so its learning rate *is* the step size: with
+    # twice linrnn's, training is as fast, but the model is less precise.
     optimizer: str = None          # muon or adamw, for the matrices
     matrix_lr: float = None        # learning rate of the matrices
     lr: float = None               # learning rate of all other parameters, by AdamW
@@ -158,8 +158,8 @@ def schedule(config, now):
 def train(model, task, config, folder=None, resume=False, draw=draw, loss=loss, schedule=schedule):
     """Train a model, tokens [B, T] -> logits, on a task (data.py).
 
-    config: its fields of the task and the model are only stored, and eval.load believes them: if
-        yours differ from the default, give group, beta_max, ... there as well.
+    config: train() stores its fields of the task and the model, and eval.load rebuilds both from
+        them. So they should describe yours: group, beta_max, ...
     folder: where the run is saved.  resume: continue the run in that folder, if there is one.
     draw, loss, schedule: those of section 2, or functions of your own.
 
@@ -202,7 +202,7 @@ def train(model, task, config, folder=None, resume=False, draw=draw, loss=loss, 
             good = metrics["reveal_accuracy"] >= config.pass_accuracy
             now.streak = now.streak + 1 if good else 0
 
-        # Average over the last of several stages. Until then n is 1, which copies.
+        # The mean over the n steps of the last of several stages. Until then n = 1, a copy.
         n = now.stage_step if now.stage == last > 0 else 1
         for mean, parameter in zip(average.parameters(), model.parameters()):
             mean.data.lerp_(parameter.data, 1 / n)
@@ -286,13 +286,16 @@ def main(argv=None, train=train):
     add_table_options(parser)
     kinds = {int: {"type": positive}, tuple: {"type": stages}, bool: {"action": "store_true"}}
     for field in fields(Config):
-        kind = {"type": int} if field.name == "seed" else kinds.get(field.type, {"type": field.type})
+        kind = kinds.get(field.type, {"type": field.type})
+        if field.name == "seed":
+            kind = {"type": int}
         parser.add_argument(f"--{field.name.replace('_', '-')}", help=argparse.SUPPRESS,
                             default=argparse.SUPPRESS, **kind)
     args = parser.parse_args(argv)
 
     stored = {} if args.resume is None else read_run(args.resume)["config"]
-    typed = {field.name: getattr(args, field.name) for field in fields(Config) if field.name in args}
+    names = [field.name for field in fields(Config)]
+    typed = {name: getattr(args, name) for name in names if name in args}
     config = Config(**stored | typed)
     default = f"runs/{config.model}-{config.group}-seed{config.seed}"
     folder = Path(args.resume or args.out or default)
@@ -309,7 +312,7 @@ def main(argv=None, train=train):
     model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
     print(f"{log[-1]['step']} steps, {log[-1]['tokens'] / 1e6:.2f} million tokens, "
           f"{(time.time() - start) / 60:.2f} minutes")
-    print("(Above: single training batches, before averaging; half of their traces repeat commands.)")
+    print("(Above: single batches before averaging, in which some traces repeat commands.)")
     rows = evaluate_and_print(model, task, args.lengths, args.traces)
     result = {"config": asdict(config), "results": rows, **log[-1]}
     (folder / "results.json").write_text(json.dumps(result))

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import check
-from models import (LSTM, MLP, MODELS, AttentionBlock, DeltaBlock, DeltaNet, DeltaNetBlock, LinRNN,
+from models import (LSTM, MLP, MODELS, AttentionBlock, DeltaBlock, DeltaNet, PaperBlock, LinRNN,
                     LocalBlock, LSTMBlock, Transformer, unit)
 
 # --- 1. Blocks ------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_the_papers_layer_is_its_docstring():
     q and k, beta sees its token alone, and the first tokens look back at zeros."""
     H, R, K, B, T = 2, 3, 4, 2, 6
     D = H * K
-    block = DeltaNetBlock(D, H, 1.7, R).double()
+    block = PaperBlock(D, H, 1.7, R).double()
     block.out_norm.weight.copy_(torch.rand(K))
     x = torch.randn(B, T, D).double()
     projected = F.rms_norm(x, (D,)) @ block.project.weight.mT
@@ -108,6 +108,13 @@ def test_the_papers_layer_is_its_docstring():
                 S = S + beta[b, t, r, h] * torch.outer(key, value - key @ S)
             out[b, t, h] = F.rms_norm(query / query.norm() @ S, (K,), block.out_norm.weight)
     check([block(x)[0]], {"x + the result": x + out.flatten(2) @ block.out.weight.mT})
+
+
+@torch.no_grad()
+def test_in_half_precision_the_papers_layer_keeps_unit_keys_and_its_type():
+    block, x = PaperBlock(16, 2, 2.0, 1).bfloat16(), torch.randn(2, 300, 16).bfloat16()
+    out, (_, S) = block(x)
+    assert out.dtype == torch.bfloat16 and S.dtype == torch.float32 and S.isfinite().all()
 
 
 def test_the_attention_block_is_a_causal_softmax_over_rotated_keys():

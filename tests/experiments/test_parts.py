@@ -9,9 +9,9 @@ from machine import SwapMachine
 
 from eval import make
 from experiments import parts
-from experiments.parts import WithoutWriteGate, WithSiLU
+from experiments.parts import WithoutSiLU, WithoutWriteGate, WithSiLU
 from experiments.reading import correct_after
-from models import DeltaBlock
+from models import DeltaBlock, PaperBlock
 from train import Config
 
 # --- The layers -----------------------------------------------------------------------------------
@@ -34,6 +34,16 @@ def test_a_layer_has_these_gates_and_features(layer, feature, gate_of_writing):
                 gate_of_writing(write_gate) * feature(v), 2 * hard(beta))
     for part, right in zip(found, expected, strict=True):
         torch.testing.assert_close(part, right)
+
+
+def test_without_silu_the_papers_layer_reads_its_convolution_as_it_is():
+    """Then a convolution of the other sign turns q, k and v around, and so the output as well."""
+    x = torch.randn(3, 9, 16).double()
+    for layer, is_odd in ((WithoutSiLU, True), (PaperBlock, False)):
+        block = layer(16, 2, 2.0, 1).double()
+        result = block(x)[0] - x
+        block.conv.weight.data *= -1
+        assert torch.allclose(block(x)[0] - x, -result) == is_odd
 
 
 # --- A run and its record -------------------------------------------------------------------------
@@ -64,6 +74,9 @@ def test_a_run_is_that_of_train_but_for_its_part(monkeypatch):
     assert given["config"] == Config(seed=336) and result is given["model"]
     given, _ = trained_by("SiLU on q, k, v", monkeypatch)
     assert [type(block) for block in given["model"].blocks][1] is WithSiLU
+    given, _ = trained_by("the same without SiLU", monkeypatch)
+    assert given["config"] == Config(seed=336, model="deltanet")
+    assert [type(block) for block in given["model"].blocks][::2] == [WithoutSiLU] * 2
 
 
 @pytest.mark.parametrize("believes", [True, False])
