@@ -14,8 +14,10 @@ That is a price, not a limit. From 45 million tokens, beta <= 1 gets 92 to 93% a
 on one of three seeds, 45% after 16; one Transformer of four layers gets 99% after 4. Trained
 otherwise, first on swaps, one of three LSTMs learned the task, from 84 million tokens (lab book).
 
-By the paper's recipe our layer stays at chance, and so do the paper's layers at this size after 4
-commands, even if training begins with 2 commands instead of 8. (By ours, they learn: parts.py.) If reveals follow only every 4th of eight
+By the paper's recipe our layer stays at chance, and so do the paper's layers at this size, even if
+training begins with 2 commands instead of 8. (By our recipe they learn: parts.py.)
+
+If reveals follow only every 4th of eight
 commands of S3, DeltaNet learns in 3 of 6 runs; Transformer and LSTM learn in none of 12.
 
     python -m experiments.baselines [--run]    # --run: at most half an hour per missing run
