@@ -11,15 +11,16 @@ what that slot holds. All choices are linear maps of the last n + 1 tokens.
 What is found, from next tokens alone: where a variable lives, which tokens are written, which slot
 takes from which after a command, and what is read. In training the choices are random, and S is the
 expected state. Slots choose independently, so each answer has exactly its probability, and the loss
-is a likelihood. Training ends with a proof, or begins anew.
+is a likelihood. Training ends with a proof, or begins anew, at most twice. From 80 of the 120
+commands of S5 it ends in a proof of all 120, on 3 of 3 seeds; from 60, on 1 of 3.
 
-The finished model takes the likeliest choices. It cannot drift, since they only copy tokens. It is
-proved by shortest paths: the logit of a choice is a sum with one term per token, so the window in
-which a choice leads by least needs no list of windows. What a slot holds after a command depends on
-one name on the right, so n names in n places prove all n! commands (`certify`).
+The finished model takes the likeliest choices. It cannot drift, since they only copy tokens. Its
+proof is by shortest paths: the logit of a choice is a sum with one term per token, so the window in
+which it leads by least needs no list of windows. What a slot holds after a command depends on one
+name on the right, so n names in n places prove all n! commands (`certify`).
 
     python -m experiments.found [--run]      the table; --run: a minute per missing run
-    python -m experiments.found S5 [SEED]    train, prove, print the machine: half a minute
+    python -m experiments.found S5 [SEED]    train and prove: half a minute
 
 Source: ours.
 Next: copies.py.
@@ -109,7 +110,8 @@ def train_found(group, seed, shown="all", tries=3):
     torch.manual_seed(seed)
     task = ReplTask(Group(group))
     n, log, draw = len(task.names), [], drawer(task.group, shown, seed)
-    batch, length, steps = 16, 40 * n, STEPS * n
+    batch, length = 16, 40 * n
+    steps = (2 * STEPS if shown == "copies" else STEPS) * n  # copies lose values to learn from
     for step in range(tries * steps):
         if step % steps == 0:
             model = Found(task)
@@ -163,7 +165,7 @@ def certify(model, task, copies=False):
     """Prove a Found model.  Returns: the slots of the variables; choices tested; the least lead.
 
     Theorem. What exact.certify proves holds for model.eval(), and nothing is left to rounding; if
-    copies, then for any names on the right of a command.  Raises: UserError.
+    copies, then for any names on the right. A text begins with a line.  Raises: UserError.
     """
     require(all((terms.abs() < 100).all() for terms in model.parameters()),
             "a parameter is 100 or more, or not a number")
@@ -263,7 +265,9 @@ def certify(model, task, copies=False):
 # --- 4. The study, the table and the command line -------------------------------------------------
 
 SETTINGS = [*grid(group=["S5", "S3"], shown=["all"], seed=range(400, 410)),
-            *grid(group=["S4", "A5", "S6"], shown=["all"], seed=range(400, 403))]
+            *grid(group=["S4", "A5", "S6"], shown=["all"], seed=range(400, 403)),
+            *grid(group=["S5", "S3"], shown=["copies"], seed=range(400, 403)),
+            *grid(group=["S5"], shown=[80, 60], seed=range(400, 403))]
 PATH = RESULTS / "models/found-S5-seed400.pt"
 
 
@@ -286,18 +290,6 @@ def stored():
     return task, model.eval()
 
 
-@torch.no_grad()
-def machine(model, task):
-    """What the slots of the variables hold after each line of a short text, line by line."""
-    rotation = [*range(1, model.n), 0]
-    text = task.trace([("command", rotation), ("reveal", 0)], rotation)
-    slot, state = certify(model, task)["slots"], None
-    for line in text.splitlines(keepends=True):
-        _, state = model.stream(torch.tensor([task.encode(line)]), state)
-        held = [task.vocab[row.argmax()] if row.any() else "-" for row in state[1][0, slot]]
-        yield f"{line.strip():{6 * model.n + 8}}" + " ".join(f"{token:>2}" for token in held)
-
-
 def show():
     table("How many models are proved; the training; choices tested, and the least lead",
           records("found"), ["group", "shown"], {"proved": lambda row: "gap" in row} | {
@@ -309,12 +301,12 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0].startswith("-"):
         return chapter(__doc__, show, STUDIES, argv)
-    parser = make_parser("Train a model of GROUP, prove it, and print the machine.")
+    parser = make_parser("Train a model of GROUP, and prove it.")
     parser.add_argument("group", metavar="GROUP", help="S3, S5, A5, ...")
     parser.add_argument("seed", metavar="SEED", nargs="?", type=int, default=0)
     task, model, log = train_found(**vars(parser.parse_args(argv)))
-    print("Proved: {choices:,} choices lead, each by {gap:.2f} or more.\n".format(
-        **certify(model, task)), *machine(model, task), sep="\n")
+    print("Proved after {steps} steps: {choices:,} choices lead, each by {gap:.2f} or more.\n"
+          "The variables live in the slots {slots}.".format(**log[-1] | certify(model, task)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """A machine that training found is proved for every text, and a wrong one is refused."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -77,9 +79,6 @@ def test_the_stored_model_has_its_proof_and_its_record(proved):
     facts = certify(model, task)
     assert facts["slots"] == row["slots"] and facts["choices"] == row["choices"]
     assert facts["gap"] == pytest.approx(row["gap"], rel=1e-3)
-    *_, command, question, answer = found.machine(model, task)  # 2 3 4 5 1 moves
-    assert command.endswith(" 3  4  5  1  2") and question.endswith(" 3  4  5  1  2")
-    assert answer.startswith("a 3") and answer.endswith(" 3  4  5  1  2")
 
 
 # --- What is wrong is refused ---------------------------------------------------------------------
@@ -179,7 +178,7 @@ def test_the_command_prints_a_proof_or_has_none(proved, capsys, monkeypatch):
     log = [{"steps": 7} | certify(*proved[::-1])]
     monkeypatch.setattr(found, "train_found", lambda group, seed, shown=None: (*proved, log))
     found.main(["S5", "60"])
-    assert "715 choices lead, each by" in capsys.readouterr().out
+    assert re.match(r"Proved after 7 steps: \d+ choices lead", capsys.readouterr().out)
     row = found.run({"group": "S5", "seed": 60, "shown": "all"}, None)
     assert row["steps"] == 7 and row["gap"] > 0.1
     untrained = Found(proved[0])
