@@ -276,6 +276,13 @@ def restore(folder, average, model, optimizers):
 
 # --- 5. The command line --------------------------------------------------------------------------
 
+def fraction(text):
+    """A type for argparse: a number from 0 to 1."""
+    if not 0 <= float(text) <= 1:
+        raise ValueError
+    return float(text)
+
+
 def main(argv=None, train=train):
     source = Path(__file__).read_text(encoding="utf-8")
     options = source.partition("@dataclass\n")[2].partition("    def ")[0]  # of Config
@@ -289,6 +296,8 @@ def main(argv=None, train=train):
         kind = kinds.get(field.type, {"type": field.type})
         if field.name == "seed":
             kind = {"type": int}
+        if field.name.endswith(("_fraction", "_accuracy")):
+            kind = {"type": fraction}
         parser.add_argument(f"--{field.name.replace('_', '-')}", help=argparse.SUPPRESS,
                             default=argparse.SUPPRESS, **kind)
     args = parser.parse_args(argv)
@@ -296,6 +305,8 @@ def main(argv=None, train=train):
     stored = {} if args.resume is None else read_run(args.resume)["config"]
     names = [field.name for field in fields(Config)]
     typed = {name: getattr(args, name) for name in names if name in args}
+    if stored and typed:
+        raise UserError(f"--resume takes {', '.join(typed)} from the run")
     config = Config(**stored | typed)
     default = f"runs/{config.model}-{config.group}-seed{config.seed}"
     folder = Path(args.resume or args.out or default)
@@ -309,7 +320,10 @@ def main(argv=None, train=train):
           f"(OMP_NUM_THREADS), folder {folder}", flush=True)
 
     start = time.time()
-    model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
+    try:
+        model, log = train(model.to(args.device), task, config, folder, resume=bool(args.resume))
+    except KeyboardInterrupt:
+        raise UserError(f"interrupted; --resume {folder} goes on from the last save") from None
     print(f"{log[-1]['step']} steps, {log[-1]['tokens'] / 1e6:.2f} million tokens, "
           f"{(time.time() - start) / 60:.2f} minutes")
     print("(Above: single batches before averaging, in which some traces repeat commands.)")

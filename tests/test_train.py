@@ -236,7 +236,7 @@ def test_a_run_that_was_cut_and_resumed_has_the_bits_of_the_run(owner, function,
             arguments[1].write_bytes(b"half a file")
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="--resume"):
         patch.setattr(owner, function, cut)
         hooked = partial(train, **({"draw": cut} if owner is trainer else {}))
         main([*command, str(resumed)], hooked)
@@ -268,7 +268,8 @@ def test_the_command_trains_every_model_and_its_folder_has_the_result(options, t
     ("--device none", "there is no 'none' here"), ("--heads 3", "d_model must be a multiple"),
     ("--beta-max 3", "beta_max must be"), ("--model lstm --beta-max 1", "lstm has no"),
     ("--out RUN", "already holds a run"), ("--resume nowhere", "there is no run in nowhere"),
-    ("--resume RUN --out x", "not allowed with")])
+    ("--resume RUN --out x", "not allowed with"), ("--resume RUN --beta-max 1", "beta_max"),
+    ("--repeat-fraction 3", "repeat-fraction")])
 def test_bad_input_is_refused_in_one_line_before_the_first_write(options, words, small_run, refused,
                                                                  tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
