@@ -20,7 +20,7 @@ which it leads by least needs no list of windows. What a slot holds after a comm
 name on the right, so n names in n places prove all n! commands (`certify`).
 
     python -m experiments.found [--run]      the table; --run: a minute per missing run
-    python -m experiments.found S5 [SEED]    train and prove: half a minute
+    python -m experiments.found S5 [SEED]    train, prove, print the machine: half a minute
 
 Source: ours.
 Next: copies.py.
@@ -290,6 +290,18 @@ def stored():
     return task, model.eval()
 
 
+@torch.no_grad()
+def machine(model, task):
+    """What the slots of the variables hold after each line of a short text, line by line."""
+    rotation = [*range(1, model.n), 0]
+    text = task.trace([("command", rotation), ("reveal", 0)], rotation)
+    slot, state = certify(model, task)["slots"], None
+    for line in text.splitlines(keepends=True):
+        _, state = model.stream(torch.tensor([task.encode(line)]), state)
+        held = [task.vocab[row.argmax()] if row.any() else "-" for row in state[1][0, slot]]
+        yield f"{line.strip():{6 * model.n + 8}}" + " ".join(f"{token:>2}" for token in held)
+
+
 def show():
     table("How many models are proved; the training; choices tested, and the least lead",
           records("found"), ["group", "shown"], {"proved": lambda row: "gap" in row} | {
@@ -301,12 +313,13 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0].startswith("-"):
         return chapter(__doc__, show, STUDIES, argv)
-    parser = make_parser("Train a model of GROUP, and prove it.")
+    parser = make_parser("Train a model of GROUP, prove it, and print the machine.")
     parser.add_argument("group", metavar="GROUP", help="S3, S5, A5, ...")
     parser.add_argument("seed", metavar="SEED", nargs="?", type=int, default=0)
     task, model, log = train_found(**vars(parser.parse_args(argv)))
     print("Proved after {steps} steps: {choices:,} choices lead, each by {gap:.2f} or more.\n"
-          "The variables live in the slots {slots}.".format(**log[-1] | certify(model, task)))
+          "The variables live in the slots {slots}.\n".format(**log[-1] | certify(model, task)),
+          *machine(model, task), sep="\n")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,9 @@ def test_the_stored_model_has_its_proof_and_its_record(proved):
     facts = certify(model, task)
     assert facts["slots"] == row["slots"] and facts["choices"] == row["choices"]
     assert facts["gap"] == pytest.approx(row["gap"], rel=1e-3)
+    *_, command, question, answer = found.machine(model, task)  # 2 3 4 5 1 moves
+    assert command.endswith(" 3  4  5  1  2") and question.endswith(" 3  4  5  1  2")
+    assert answer.startswith("a 3") and answer.endswith(" 3  4  5  1  2")
 
 
 # --- What is wrong is refused ---------------------------------------------------------------------
