@@ -26,8 +26,7 @@ Names elsewhere, where the delta rule, b = beta k, scales each error by beta at 
     S (K x V), or state      W^T       S^T                  initial_state, final_state
     Diag(beta) U, W, D       -         U, W, U - W S^T      u, w, v_new
     Diag(beta) (I + M)^-1    -         T, "UT transform"    A Diag(beta)
-flash-linear-attention also divides q by sqrt K, unless scale=1. Its generalized_delta_rule (iplr),
-S <- (I + beta alpha^T) S + k v^T, is this scan if its alpha is our -k, and its beta and k our b.
+flash-linear-attention also divides q by sqrt K, unless scale=1.
 
 Does NOT include: GPU kernels, hidden scales or normalisations, decay gates. A gate, as in Gated
 DeltaNet or KDA, is a change of variables around scan_chunked: TEACHING.md has it, to paste.

@@ -53,7 +53,7 @@ def built(group, read_from="home"):
 
 @pytest.mark.parametrize("lines, lies, pieces", [(3000, 0.5, 99), (1000, 0, 1), (50, 0.5, 10**9)])
 def test_long_texts_are_answered_as_python_does(proved, lines, lies, pieces):
-    """With loops, joined late, literals at any time, false reveals; at once, in pieces, by token."""
+    """With loops, joined late, literals at any time, false reveals; whole, in pieces, by token."""
     machines = proved, built("S3"), built("S4", "fetched"), built("S3", "cached")
     for task, model in machines:
         copies = model is not proved[1]
