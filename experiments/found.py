@@ -164,8 +164,8 @@ def session(task, length, draw, rng):
 def certify(model, task, copies=False):
     """Prove a Found model.  Returns: the slots of the variables; choices tested; the least lead.
 
-    Theorem. What exact.certify proves holds for model.eval(), and nothing is left to rounding; if
-    copies, then for any names on the right. A text begins with a line.  Raises: UserError.
+    Theorem. What exact.certify proves holds for model.eval(), and if copies, then for any names on
+    the right. A text begins with a line.  Raises: UserError.
     """
     require(all((terms.abs() < 100).all() for terms in model.parameters()),
             "a parameter is 100 or more, or not a number")
