@@ -153,10 +153,9 @@ def run_spacings(setting, folder):
 
 STUDIES = [
     Study("baselines", [
-        *grid(model=["linrnn", "linrnn-beta1", "transformer", "lstm"], millions=[15],
-              seed=range(70, 75)),
-        *grid(model=["deltanet", "deltanet-beta1", "transformer-4"], millions=[15],
-              seed=range(70, 73)),
+        *grid(model=["linrnn", "linrnn-beta1", "deltanet", "deltanet-beta1", "transformer",
+                     "lstm"], millions=[15], seed=range(70, 75)),
+        *grid(model=["transformer-4"], millions=[15], seed=range(70, 73)),
         # Three times the tokens, for the models that were still learning.
         *grid(model=["linrnn-beta1"], millions=[45], seed=range(70, 73)),
         *grid(model=["transformer", "transformer-4", "lstm"], millions=[45], seed=[70])], run),
