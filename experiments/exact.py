@@ -136,9 +136,9 @@ def require(condition, otherwise):
 
 
 # Proof. Each step copies, swaps or writes rows. So all rows of S, and of products of matrices
-# I - b k^T, are 0 or one-hot. In k, b and v are only -1, 0 and 1. So in (I + M)^-1 (scan.py, section
-# 5: -k^T A ... A b) are integers up to 2n, and no sum in (5) to (9) there reaches 2^24. Float32 adds
-# such integers exactly: S is never rounded.
+# I - b k^T, are 0 or one-hot. In k, b and v are only -1, 0 and 1. So in (I + M)^-1 (scan.py,
+# section 5: -k^T A ... A b) are integers up to 2n, and no sum in (5) to (9) there reaches 2^24.
+# Float32 adds such integers exactly: S is never rounded.
 #
 # By the code of Machine, a line makes the same steps in every text and in all pieces. The step of a
 # name depends on its side of the `=`, its place and itself: the n commands have them all.

@@ -3,21 +3,25 @@
     at a token:         S[i] <- the token, or S[i]              for each slot i
     at a line's end:    S[i] <- the token, or S[j] for any j    for all slots at once
 
-What is put in: S has 3n slots, which hold tokens, and they take from each other only at the ends of
-lines. A step is a one-hot matrix of any rank (as in PD-SSM, arXiv 2509.22284), not one of DeltaNet,
-and a loop runs over the tokens. One more choice is which slot to read, or none: the model predicts
-what that slot holds. All choices are linear maps of the last n + 1 tokens.
+What is put in: S has 3n slots. A slot holds a token or nothing, and only at a line's end it may
+take what another slot holds. (So a row of a step's matrix is one-hot or 0, as in PD-SSM, arXiv
+2509.22284. This is no step of DeltaNet, and a loop runs over the tokens.) One more choice is which
+slot to read, if any: the model predicts what that slot holds. The logit of a choice is a sum with
+one term for each of the last n + 1 tokens. At first, slots mostly keep what they hold.
 
-What is found, from next tokens alone: where a variable lives, which tokens are written, which slot
-takes from which after a command, and what is read. In training the choices are random, and S is the
-expected state. Slots choose independently, so each answer has exactly its probability, and the loss
-is a likelihood. Training ends with a proof, or begins anew, at most twice. From 80 of the 120
-commands of S5 it ends in a proof of all 120, on 3 of 3 seeds; from 60, on 1 of 3.
+What is found, from next tokens: where a variable lives, which tokens are written, which slot takes
+from which after a command, and what is read. In training the choices are random, and S is the
+expected state. No choice depends on S, so each answer has exactly its probability. Training ends
+with a proof, or begins anew, at most twice. From 80 of the 120 commands of S5 it ends in a proof of
+all 120, on 3 of 3 seeds; from 60 it does on 1 of 3, from 40 on none.
 
-The finished model takes the likeliest choices. It cannot drift, since they only copy tokens. Its
-proof is by shortest paths: the logit of a choice is a sum with one term per token, so the window in
-which it leads by least needs no list of windows. What a slot holds after a command depends on one
-name on the right, so n names in n places prove all n! commands (`certify`).
+The finished model takes the likeliest choices. It cannot drift, since S holds 0 and 1, and a choice
+only copies a row. It remains to prove that it chooses correctly in every text. A choice is safe if
+its logit leads all others in the worst text. That text is a shortest path, back from the token at
+hand: each step is a line, and its length the least that its tokens can add to the lead.
+
+A command has n cases for each place on the right: the name there, with any others beside it. If a
+slot gets the value of that name in each case, n^2 cases prove all n! commands (`certify`).
 
     python -m experiments.found [--run]      the table; --run: a minute per missing run
     python -m experiments.found S5 [SEED]    train, prove, print the machine: half a minute
@@ -164,14 +168,14 @@ def session(task, length, draw, rng):
 def certify(model, task, copies=False):
     """Prove a Found model.  Returns: the slots of the variables; choices tested; the least lead.
 
-    Theorem. What exact.certify proves holds for model.eval(), and if copies, then for any names on
-    the right. A text begins with a line.  Raises: UserError.
+    Theorem. What exact.certify proves holds for model.eval(), if a text begins with a prompt; with
+    copies, it holds for any names on the right.  Raises: UserError.
     """
     require(all((terms.abs() < 100).all() for terms in model.parameters()),
             "a parameter is 100 or more, or not a number")
     n, leads = model.n, []
 
-    # A line is a list: for each place, the tokens that may be there.
+    # A line (a reveal and its output are one) is a list: the tokens that may be in each place.
     def line(texts):
         return [torch.tensor(sorted({*tokens})) for tokens in zip(*map(task.encode, texts))]
 
@@ -180,25 +184,25 @@ def certify(model, task, copies=False):
 
     commands = [task.command_line(n * [y]) for y in range(n)]  # a, b, c = b, b, b
     kinds = [line(commands), tells(task.literal_line, *range(n)),
-             tells(task.reveal_lines, *range(n))]
-
-    def least(over, line, d=0):
-        """The least sum of over [distance, token, ...], if the line ends at distance d."""
-        return sum(terms[tokens].amin(0) for terms, tokens in zip(over[d:], line[::-1]))
+             tells(task.reveal_lines, *range(n)),
+             (n + 1) * [torch.tensor([model.vocab])]]  # before a text begins
 
     def chooser(terms):
         """A function of a line, or of its beginning: the choice that leads at its last token, in
         the worst window, and so in all of them.  terms [distance, token, choice]"""
         over = terms.double().unsqueeze(-1) - terms.double().unsqueeze(-2)  # [..., choice, other]
 
+        def least(line, d=0):
+            """The least leads, if the line ends at distance d, whatever is before it."""
+            here = sum(terms[tokens].amin(0) for terms, tokens in zip(over[d:], line[::-1]))
+            return here + before(d + len(line))
+
         @cache
-        def before(d):  # the line before ends at distance d, or the text begins after it
-            return 0 if d > n else torch.stack([over[d:, -1].sum(0), *[
-                least(over, kind, d) + before(d + len(kind)) for kind in kinds]]).amin(0)
+        def before(d):
+            return 0 if d > n else torch.stack([least(kind, d) for kind in kinds]).amin(0)
 
         def choose(line):
-            worst = least(over, line) + before(len(line))
-            lead, choice = worst.fill_diagonal_(torch.inf).amin(-1).max(-1)
+            lead, choice = least(line).fill_diagonal_(torch.inf).amin(-1).max(-1)
             require(lead > GAP, f"a choice leads by only {lead:.2g}")
             leads.append(lead.item())
             return choice.item()
@@ -251,15 +255,17 @@ def certify(model, task, copies=False):
     return {"slots": [slot for slot, _ in claims[:n]], "choices": len(leads), "gap": min(leads)}
 
 
-# Proof. A logit is a sum of terms, one for each of the last n + 1 tokens. `before` and `least` take
-# the least sums of all windows that lines, or the start of a text, can make (and of more). So in
-# all texts the choices of `origin` and `ask` are these: float32 rounds no lead by GAP, as at most 27
-# parameters below 100 are added. One-hot choices copy tokens, so S is never rounded.
+# Proof. A logit is a sum of terms, one for each of the last n + 1 tokens. For each two choices,
+# `least` takes the least difference of their logits over all windows that lines, and the start of a
+# text, can make (and over more: each place has its own minimum). So in all texts the choices of
+# `origin` and `ask` are these. Float32 adds at most 27 parameters below 100, each with an error of
+# at most 2^-13, so it moves no difference by .007. One-hot choices copy tokens: S is never rounded.
 #
-# All claims hold, by induction. A literal or a reveal of x puts its value into each slot for which
-# t[x] is claimed. Else such a slot ends the line with what some slot had before it: one for which
-# t[x] is claimed or, after a command, t[y], where y is the right-hand name in the place of x. At
-# the blank of a reveal of x, p is 1 for what such a slot held before that line, and 0 elsewhere.
+# All claims hold between lines, by induction; at first no x has a t[x]. A literal or a reveal of x
+# puts its value into each slot for which t[x] is claimed. Else such a slot ends the line with what
+# some slot had before it: one for which t[x] is claimed or, after a command, t[y], where y is the
+# right-hand name in the place of x. (The cases of all y are all commands.) At the blank of a reveal
+# of x, p is 1 for what such a slot held before that line, and 0 elsewhere.
 
 
 # --- 4. The study, the table and the command line -------------------------------------------------
