@@ -273,7 +273,7 @@ def certify(model, task, copies=False):
 SETTINGS = [*grid(group=["S5", "S3"], shown=["all"], seed=range(400, 410)),
             *grid(group=["S4", "A5", "S6"], shown=["all"], seed=range(400, 403)),
             *grid(group=["S5", "S3"], shown=["copies"], seed=range(400, 403)),
-            *grid(group=["S5"], shown=[80, 60], seed=range(400, 403))]
+            *grid(group=["S5"], shown=[80, 60, 40, 20], seed=range(400, 403))]
 PATH = RESULTS / "models/found-S5-seed400.pt"
 
 
