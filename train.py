@@ -64,7 +64,7 @@ class Config:
     # the loss falls sooner. One good batch may be luck; three in a row are not.
     curriculum: tuple = None       # LENGTH:SPACING,...
     batch: int = 16                # traces per step
-    dense_fraction: float = 0.25   # fraction of batches that are dense; they pass no stage
+    dense_fraction: float = 0.25   # fraction of dense batches; below 1, since they pass no stage
     pass_accuracy: float = 0.97    # reveal accuracy that a batch needs to pass a stage
     pass_patience: int = 3         # consecutive batches that must reach it
     max_curriculum_steps: int = None  # stop if the last stage is not reached by this step

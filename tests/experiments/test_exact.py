@@ -28,7 +28,7 @@ def test_a_long_session_is_answered_as_python_does(lines, lies, pieces):
 
 def test_the_machine_has_its_proof_and_the_keys_of_the_swap_machine_in_scan():
     task, machine = exact.stored()
-    assert certify(machine) == {"moves": 30, "writes": 50, "reads": 5}
+    assert certify(machine) == {"lines": 55, "reads": 5}
 
     commands = task.group.draw((40,), np.random.default_rng(60))
     tokens = torch.tensor([task.encode(task.command_line(g)) for g in commands])
@@ -56,14 +56,21 @@ E = torch.eye(6)  # a, b, c and then a', b', c'
     # At a blank another row is read.
     (lambda t, q, k, v: (torch.where(q.any(-1, True), E[0], q), k, v), "row 1 is not"),
     # In a command two names are mistaken, or the end of the line erases a.
-    (lambda t, q, k, v: (q, torch.where(at(t, " = ", "c"), E[0] - E[4], k), v), "c, a, b.* moves"),
-    (lambda t, q, k, v: (q, torch.where(at(t, ", c", "\n"), E[0], k), v), "a, b, c.* moves"),
+    (lambda t, q, k, v: (q, torch.where(at(t, " = ", "c"), E[0] - E[4], k), v), "fetch c alone"),
+    (lambda t, q, k, v: (q, torch.where(at(t, ", c", "\n"), E[0], k), v), "ends with a change"),
+    # A value is not parked. Another is fetched, or moved as well.
+    (lambda t, q, k, v: (q, k * ~at(t, ">>> ", "a", ", b"), v), "does not park"),
+    (lambda t, q, k, v: (q, k * ~at(t, " = ", "a"), v), "not fetch a alone"),
+    (lambda t, q, k, v: (q, torch.where(at(t, " = ", "a", ", b"), E[0] - E[4], k), v),
+     "not fetch b alone"),
+    # A key has the length of another step, and a row becomes the sum of two.
+    (lambda t, q, k, v: (q, torch.where(at(t, " = ", "a"), E[0] + E[3], k), v), "mixes rows"),
     # A literal erases another row, or is not read. In a reveal the value is ignored, or a spare row
     # comes in.
-    (lambda t, q, k, v: (q, torch.where(at(t, "3", "\n"), E[0], k), v), ">>> a = 3.* moves"),
-    (lambda t, q, k, v: (q, k * ~at(t, " = ", "2"), v), ">>> a = 2.* moves"),
-    (lambda t, q, k, v: (q, k * ~at(t, " ", "2"), v), "print.* moves"),
-    (lambda t, q, k, v: (q, torch.where(at(t, ")", "\n"), E[0] - E[3], k), v), "print.* moves")])
+    (lambda t, q, k, v: (q, torch.where(at(t, "3", "\n"), E[0], k), v), "value alone"),
+    (lambda t, q, k, v: (q, k * ~at(t, " = ", "2"), v), ">>> a = 2.* value alone"),
+    (lambda t, q, k, v: (q, k * ~at(t, " ", "2"), v), "print.* value alone"),
+    (lambda t, q, k, v: (q, torch.where(at(t, ")", "\n"), E[0] - E[3], k), v), "print.* alone")])
 def test_a_wrong_machine_has_no_proof(monkeypatch, wrong, words):
     """wrong: from the tokens and q, k, v of the machine to q, k, v."""
     integers = Machine.integers
@@ -75,3 +82,5 @@ def test_a_wrong_machine_has_no_proof(monkeypatch, wrong, words):
     monkeypatch.setattr(Machine, "integers", wrong_integers)
     with pytest.raises(UserError, match=words):
         certify(Machine(S3))
+
+
