@@ -23,9 +23,9 @@ Symbols
     B  batch     D  model width             R  Householder steps per token (option householders)
     T  tokens    H  heads of a mixer        K  width of a head, D / H
 
-Sources: DeltaNet, Yang et al. 2024 (arXiv 2406.06484); beta up to 2, Grazzi et al. 2025 (arXiv
-2411.12537); DeltaProduct, Siems et al. 2025 (arXiv 2502.10297); rotary positions, Su et al. 2021
-(arXiv 2104.09864).
+Sources: DeltaNet, Schlag et al. 2021 (arXiv 2102.11174), in parallel form Yang et al. 2024 (arXiv
+2406.06484); beta up to 2, Grazzi et al. 2025 (arXiv 2411.12537); DeltaProduct, Siems et al. 2025
+(arXiv 2502.10297); rotary positions, Su et al. 2021 (arXiv 2104.09864).
 
 `deltanet` has two layers as the paper builds them, and no local block. Its layer learns as well.
 Ours, the default `linrnn`, is a single one that takes half the time and is more precise in long
@@ -159,8 +159,9 @@ class PaperBlock(nn.Module):
 
     conv: each channel sees its own last four values, and at the start of a text zeros.
     State: the last three W x, [B, 3, (1 + 2 R) D], and S, [B, H, K, K].
-    fla has eps 1e-5 in the norm of the output, after q / sqrt K, and draws all matrices from
-    N(0, .02). For R > 1 this is its GatedDeltaProduct without gates.
+    fla differs in its eps (1e-6 in |q| and |k|, 1e-5 in the norm of the output, after q / sqrt K),
+    and draws all weights from N(0, .02). For R > 1 this is its GatedDeltaProduct, without
+    gates and with expand_v=1.
     Source: github.com/fla-org/flash-linear-attention/blob/bc3b101d/fla/layers/delta_net.py#L77-L289
     """
 
@@ -324,7 +325,7 @@ class DeltaNet(LanguageModel):
 
 
 class Transformer(LanguageModel):
-    """Two layers, since a single one can look values up, but not compose them."""
+    """Attention, in two layers."""
 
     def __init__(self, vocab_size, d_model=56, heads=4, layers=2, conv_width=8):
         super().__init__(vocab_size, d_model, layers, conv_width,

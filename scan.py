@@ -91,7 +91,7 @@ def swap_machine_keys(commands):
 #
 # So whatever the steps, a swap loses something. With beta <= 1, m steps leave at most
 # cos^(m+1)(pi / (m+1)) of it: 70%, even if all 13 tokens of a command share one swap. (Proof:
-# experiments/ANSWERS.md.) The losses of repeated commands add up.
+# experiments/ANSWERS.md.) From command to command these factors multiply.
 
 
 # --- 2. The definition, a loop over time ----------------------------------------------------------
@@ -339,11 +339,11 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 # a step can stretch, and the inverse can grow exponentially in C.
 #
 # Why a triangular solve: it is stable. With random beta it is as precise as the loop. At worst,
-# with beta = 2 and nearly equal keys, it loses two digits: in float32, chunks of 64 tokens are then
-# off by 3e-4, and the loop by 3e-6. Multiplying out (I - M)(I + M^2)(I + M^4)... is not stable. If
-# keys are similar, the powers of M become huge before they vanish, and they must cancel in an
-# inverse whose entries are at most 2. In float32, one key that is repeated with beta = 0.9 makes an
-# error of about 1e9 in a chunk of 64.
+# with beta = 2 and nearly equal keys, it loses a digit or two: in float32, chunks of 64 tokens are
+# then off by 3e-4, and the loop by 3e-6 to 1e-5. Multiplying out (I - M)(I + M^2)(I + M^4)... is
+# not stable. If keys are similar, the powers of M become huge before they vanish, and they must
+# cancel in an inverse whose entries are at most 2. In float32, one key that is repeated with
+# beta = 0.9 makes an error of about 1e9 in a chunk of 64.
 
 
 # --- 6. The hand-written backward -----------------------------------------------------------------

@@ -39,7 +39,7 @@ class Exercise(NamedTuple):
 EXERCISES = {
     1: Exercise("eval.py", "score", 2,
                 "The keys: reveals, a count; all, final, perfect; perfect_low and perfect_high, by "
-                "wilson(); by_position, a list."),
+                "wilson(); by_position, a list: the accuracy at the first reveal, the second, ..."),
     2: Exercise("scan.py", "scan_recurrent", 2,
                 "check_inputs returns all inputs in one precision, and the initial state."),
     3: Exercise("scan.py", "swap_machine_keys", 2,
