@@ -57,14 +57,19 @@ class Lexer:
         return "".join(self.vocab[i] for i in ids)
 
 
+# Any class with these four members is a task:
+#     vocab                                          its tokens, a list of str
+#     chance                                         accuracy without knowledge of the state
+#     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
+#     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
+
 class ReplTask(Lexer):
     """Next-token prediction on Python REPL traces.
 
     A comma belongs to the name after it, so a first line has 5 tokens, a `full` command 2n + 3, a
-    `swap` command 7, and a reveal 11: T = 5n + L (2n + 3) + 11 L / spacing.
+    `swap` command 7, and a reveal 11: for full commands, T = 5n + L (2n + 3) + 11 L / spacing.
 
-    In training, repeat_fraction of the traces repeat commands (section 4), and literal_fraction of
-    the dense batches have literals.
+    The two fractions are for training_batch and dense_batch. Skip them at a first reading.
     """
 
     def __init__(self, group, commands="full", repeat_fraction=0.5, literal_fraction=0.5):
@@ -157,9 +162,8 @@ class ReplTask(Lexer):
         literals = rng.integers(n, size=(2, *blocks))
         if rng.random() < self.literal_fraction:
             for i, block in np.ndindex(blocks):
-                begin = block * (spacing + 2)  # earlier blocks have a literal and a reveal more
-                literal = ("literal", *literals[:, i, block])
-                programs[i].insert(begin + places[i, block], literal)
+                place = block * (spacing + 2) + places[i, block]  # + 2: a literal and a reveal
+                programs[i].insert(place, ("literal", *literals[:, i, block]))
         return self.batch_of(map(self.trace, programs, values))
 
     def draw_programs(self, batch, length, spacing, rng, repeat_fraction=0.0):
@@ -173,16 +177,12 @@ class ReplTask(Lexer):
 
     def with_reveals(self, commands, spacing, rng):
         """Commands [B, L, n], with a uniform reveal after every `spacing` of them: B programs."""
-        shape = (len(commands), len(commands[0]) // spacing)
-        asked = rng.integers(self.group.degree, size=shape).tolist()
-        programs = []
-        for trace, variables in zip(commands, asked):
-            program = []
-            for t, g in enumerate(trace, 1):
-                program.append(("command", g))
-                if t % spacing == 0:
-                    program.append(("reveal", variables[t // spacing - 1]))
-            programs.append(program)
+        blocks = len(commands), len(commands[0]) // spacing
+        variables = rng.integers(self.group.degree, size=blocks)
+        programs = [[("command", g) for g in trace] for trace in commands]
+        for i, block in np.ndindex(blocks):
+            place = block * (spacing + 1) + spacing  # + 1: a reveal
+            programs[i].insert(place, ("reveal", variables[i, block]))
         return programs
 
     def batch_of(self, texts):
@@ -198,12 +198,6 @@ class ReplTask(Lexer):
             raise UserError("a trace ends on a reveal, so its length must be a positive multiple "
                             f"of the spacing; got length {length}, spacing {spacing}")
 
-
-# Any class with these four members is a task:
-#     vocab                                          its tokens, a list of str
-#     chance                                         accuracy without knowledge of the state
-#     training_batch(batch, length, spacing, rng)    a Batch of fresh traces
-#     test_batch(batch, length, spacing, rng)        a Batch of the test distribution
 
 class Batch(NamedTuple):
     """B traces of T tokens, cut for next-token prediction."""
@@ -308,8 +302,8 @@ PURPOSES = {"train": 0, "valid": 1, "test": 2, "split": 3}  # split: of commands
 def generator(seed, purpose, *key):
     """An independent random generator for each (seed, purpose, key).
 
-    So any step's batch can be drawn alone, and tests have a stream of their own. (Short test traces
-    still occur in training: there are few traces of two commands.)
+    So the batch of any step can be drawn without those before it, and tests have a stream of their
+    own. (Short test traces still occur in training: there are few traces of two commands.)
     """
     spawn_key = (PURPOSES[purpose], *key)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))

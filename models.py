@@ -27,9 +27,9 @@ Sources: DeltaNet, Schlag et al. 2021 (arXiv 2102.11174), in parallel form Yang 
 2406.06484); beta up to 2, Grazzi et al. 2025 (arXiv 2411.12537); DeltaProduct, Siems et al. 2025
 (arXiv 2502.10297); rotary positions, Su et al. 2021 (arXiv 2104.09864).
 
-`deltanet` has two layers as the paper builds them, and no local block. Its layer learns as well.
-Ours, the default `linrnn`, is a single one that takes half the time and is more precise in long
-traces. What differs, and why (`parts` measures most of it):
+`deltanet` has two layers as the paper builds them, and no local block. `linrnn`, the default, has
+one layer of ours: it trains in half the time and is more precise in long traces. What differs, and
+why (`parts` measures most of it):
     no SiLU on q, k, v         with it, long traces are less precise; we do not know why
     hard sigmoids              with sigmoids, beta = 0 and beta = 2 are only approached
     a write gate               a reflection needs beta = 2 and should write nothing
@@ -56,7 +56,7 @@ class LocalBlock(nn.Module):
 
     The key of a swap depends on a name AND its place in the command. So the convolution is dense
     (every channel sees every other), and by default (eval.make) it has n + 3 tokens: ` = `, the n
-    names after it, the end of the line, and the next `>>> `. So it knows how long a line is.
+    names after it, the end of the line, and the next `>>> `. So it sees where a line ends.
     State: the last conv_width - 1 inputs of the convolution, [B, conv_width - 1, D].
     """
 
@@ -130,6 +130,7 @@ class DeltaBlock(nn.Module):
         parts = upcast(self.project(self.norm(x))).split(self.sizes, -1)
 
         # Cut the features of each token, and move the heads before the tokens, as the scan wants.
+        # (The last 1 of the gates makes the heads the axis before the last in all four.)
         R, H, K = self.householders, self.heads, self.sizes[0] // self.heads
         shapes = (H, K), (R, H, K), (R, H, K), (2, R, H, 1)
         q, k, v, gates = [part.unflatten(-1, shape).movedim(-2, 1).contiguous()

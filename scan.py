@@ -4,7 +4,8 @@ Conventions, the same in every file
     The state S is K x V: one row per key direction, one column per value direction.
     A step multiplies S on the LEFT, so the steps 1..t multiply it by A_t ... A_2 A_1, the latest on
     the left. (In data.py, "first g, then h" is g[h], and the latest is on the right.)
-    Time is the axis before the last; leading axes, such as batch and heads, are free: [B, H, T, K].
+    Time is the axis before the last (of beta the last; in section 4, R stands between). Leading
+    axes, such as batch and heads, are free: [B, H, T, K].
     A tensor's name ends in its last axes.
 
 Symbols
@@ -248,7 +249,8 @@ def scan_chunked(q, k, b, v, state=None, chunk_size=None):
 
     Shapes: q, k, b [..., T, K]; v [..., T, V]; state [..., K, V] or None (zeros)
             -> out [..., T, V], state [..., K, V]. Any T >= 1; the last chunk may be short.
-    Heads come before time. fla's order, [B, T, H, K], raises no error, but its results are wrong.
+    Heads come before time: the order of flash-linear-attention, [B, T, H, K], raises no error, but
+    its results are wrong.
     chunk_size: C. Longer chunks make fewer sequential steps and larger triangles.
     Raises: ValueError if the shapes do not fit; RuntimeError at a second derivative.
     Beware: unless |k| = 1 and b = beta k with beta in [0, 2], a chunk can overflow (section 5). A
@@ -293,7 +295,6 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=None):
 
     Shapes: q, k [..., T, K] with |k| = 1; v [..., T, V]; beta [..., T] in [0, 2]; state [..., K, V]
             or None (zeros) -> out [..., T, V], state [..., K, V].
-    Heads come before time. fla's order, [B, T, H, K], raises no error, but its results are wrong.
     """
     return scan_chunked(q, k, beta_k(k, beta), v, state, chunk_size)
 
@@ -304,10 +305,10 @@ def delta_rule_chunked(q, k, v, beta, state=None, chunk_size=None):
 # sees R tokens for each token, and only the last of their reads is used.
 #
 # The product of at most R reflections can be any orthogonal matrix A with rank(A - I) <= R (Cartan
-# and Dieudonne), and no other, since each factor differs from I by rank 1. (A step with beta = 0 is
-# none.) So one token can be a whole permutation. An n-cycle of n slots has rank(A - I) = n - 1,
-# since it fixes only the direction (1, ..., 1). So R >= n - 1 if one token may be any permutation
-# of n slots.
+# and Dieudonne), and no other, since each factor differs from I by rank 1. (With beta = 0, a step
+# changes nothing.) So one token can be a whole permutation. An n-cycle of n slots has rank(A - I) =
+# n - 1, since it fixes only the direction (1, ..., 1). So R >= n - 1 if one token may be any
+# permutation of n slots.
 
 
 def delta_product(q, k, v, beta, state=None, chunk_size=None):
@@ -315,7 +316,6 @@ def delta_product(q, k, v, beta, state=None, chunk_size=None):
 
     Shapes: q [..., T, K]; k [..., T, R, K] with |k| = 1; v [..., T, R, V]; beta [..., T, R] in
             [0, 2]; state [..., K, V] or None (zeros) -> out [..., T, V], state [..., K, V].
-    Heads come before time. fla's order, time first, raises no error, but its results are wrong.
     Cost: that of delta_rule_chunked at T R tokens.  Source: [4] section 4.
     """
     # Read after every step, and keep only the last read of each token.

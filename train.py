@@ -6,10 +6,10 @@ constant learning rates the parameters circle around a solution, and their avera
 stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
 If all training traces began with the values 1, 2, ..., as test traces do, the model could ignore
-the first lines and the reveals. So a quarter of the batches are *dense*: they have more reveals and
-random first values, and half of them have literals, as in `b = 3`. (If all batches had random first
-values, the model would not learn the first stage.) Half of all traces repeat commands, whose errors
-add up until the loss notices them.
+the first lines and the reveals. So a quarter of the batches of spacing 2 or more are *dense*: they
+have more reveals and random first values, and half of them have literals, as in `b = 3`. (If all
+batches had random first values, the model would not learn the first stage: lab book.) Half of the
+traces of eight commands or more repeat commands, whose errors add up until the loss notices them.
 
 From Python:
     config = Config(curriculum=[(8, 1), (32, 4)], seed=1)
@@ -22,6 +22,7 @@ Next: analysis.ipynb, or a chapter (README has their questions).
 
 import argparse
 import copy
+import inspect
 import json
 import time
 from dataclasses import asdict, dataclass, fields
@@ -82,7 +83,8 @@ class Config:
     seed: int = 0                  # of the traces and of the initial parameters
     compile: bool = False          # torch.compile: pays off after about 2,000 steps
 
-    # What suits each model (lab book, `baselines`). A value that is not here is linrnn's.
+    # What suits each model (`baselines` in the lab book, experiments/results/README.md). A value
+    # that is not here is linrnn's. (Without an annotation, this is no field.)
     OWN = {"linrnn": {"curriculum": ((2, 1), (8, 1), (16, 2), (32, 4), (64, 8)),
                       "max_curriculum_steps": 1500, "final_steps": 350,
                       "optimizer": "muon", "matrix_lr": 0.01, "lr": 2e-3},
@@ -116,7 +118,7 @@ class Progress:
 def draw(task, config, now, rng):
     """The batch of a step, and whether it counts towards passing the stage."""
     length, spacing = config.curriculum[now.stage]
-    # Half of the dense batches have a reveal after every command.
+    # At least half of the dense batches have a reveal after every command.
     denser = [S for S in (1, 1, 2, 4) if S < spacing and length % S == 0]
     possible = denser and hasattr(task, "dense_batch")  # a task of your own may lack it
     if possible and config.dense_fraction and rng.random() < config.dense_fraction:
@@ -163,8 +165,8 @@ def train(model, task, config, folder=None, resume=False, draw=draw, loss=loss, 
     folder: where the run is saved.  resume: continue the run in that folder, if there is one.
     draw, loss, schedule: those of section 2, or functions of your own.
 
-    Returns: the average over the last stage (`model` itself has the last parameters), and the log,
-    a dict for each step.
+    Returns: the average over the last stage, if there are several and it is reached (`model` itself
+    has the last parameters, else both have), and the log, a dict for each step.
     Raises: UserError if the folder holds a run, and resume is False.
     """
     now, log = Progress(), []
@@ -202,12 +204,11 @@ def train(model, task, config, folder=None, resume=False, draw=draw, loss=loss, 
             good = metrics["reveal_accuracy"] >= config.pass_accuracy
             now.streak = now.streak + 1 if good else 0
 
-        # The mean over the n steps of the last of several stages. Until then n = 1, a copy.
+        # The mean over the n steps of the last stage. Before it, or if it is the only one, n = 1, a
+        # copy.
         n = now.stage_step if now.stage == last > 0 else 1
         for mean, parameter in zip(average.parameters(), model.parameters()):
             mean.data.lerp_(parameter.data, 1 / n)
-        for newest, buffer in zip(average.buffers(), model.buffers()):
-            newest.copy_(buffer)
 
         length, spacing = config.curriculum[now.stage]
         log.append({"length": length, "spacing": spacing, **asdict(now), **metrics})
@@ -284,8 +285,7 @@ def fraction(text):
 
 
 def main(argv=None, train=train):
-    source = Path(__file__).read_text(encoding="utf-8")
-    options = source.partition("@dataclass\n")[2].partition("    def ")[0]  # of Config
+    options, *_ = inspect.getsource(Config).partition("    def ")
     parser = make_parser(f"{__doc__}\n{options}")
     where = parser.add_mutually_exclusive_group().add_argument
     where("--out", metavar="DIR", help="folder of the run (default runs/MODEL-GROUP-seedN)")
