@@ -84,3 +84,13 @@ def test_a_wrong_machine_has_no_proof(monkeypatch, wrong, words):
         certify(Machine(S3))
 
 
+def test_a_machine_whose_spare_rows_grow_has_no_proof():
+    """At the bracket of a reveal, a' is added to b'."""
+    class Growing(Machine):
+        def integers(self, tokens):
+            q, k, b, v = super().integers(tokens)
+            here = at(tokens, ")")
+            return q, k - here * E[3], b + here * E[4], v
+
+    with pytest.raises(UserError, match="mixes rows"):
+        certify(Growing(S3))
