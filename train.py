@@ -1,9 +1,9 @@
 """Train one model on one task: python train.py --model linrnn --group S5
 
-Each step draws fresh traces. Training follows a curriculum of stages (length L, spacing S). Once
-the model gets 97% of the reveals right in three batches in a row, it moves on to longer traces. At
-constant learning rates the parameters circle around a solution, and their average over the last
-stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
+Each step draws fresh traces. Training follows a curriculum of stages (commands, commands for each
+reveal). Once the model gets 97% of the reveals right in three batches in a row, it moves on to
+longer traces. At constant learning rates the parameters circle around a solution, and their average
+over the last stage is closer to it (Izmailov et al. 2018, arXiv 1803.05407).
 
 If all training traces began with the values 1, 2, ..., as test traces do, the model could ignore
 the first lines and the reveals. So a quarter of the batches of spacing 2 or more are *dense*: they
@@ -45,8 +45,8 @@ SAVE_EVERY = 50  # steps
 class Config:
     """Every field is an option of the command line: pass_accuracy is --pass-accuracy.
 
-    None means the model's own value: sizes are those of its class in models.py; the others are in
-    the table OWN below.
+    None means the model's own value: that in the table OWN below, or else that of its class in
+    models.py.
     """
     # The task and the model. make() of eval.py reads these fields; train() is given task and model.
     group: str = "S5"              # S<n>, A<n>, Z<n> or D<n>; the other defaults suit n up to 7
@@ -165,8 +165,8 @@ def train(model, task, config, folder=None, resume=False, draw=draw, loss=loss, 
     folder: where the run is saved.  resume: continue the run in that folder, if there is one.
     draw, loss, schedule: those of section 2, or functions of your own.
 
-    Returns: the average over the last stage, if there are several and it is reached (`model` itself
-    has the last parameters, else both have), and the log, a dict for each step.
+    Returns: the average over the last stage, or a copy of `model` if that stage is the only one or
+    is not reached; and the log, a dict for each step. `model` keeps the last parameters.
     Raises: UserError if the folder holds a run, and resume is False.
     """
     now, log = Progress(), []

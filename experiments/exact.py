@@ -4,14 +4,15 @@
                               at the i-th right-hand name y_i:    swap the rows x_i and y_i'
     >>> b = 3                 at a value, also in the output `b 3` of a reveal: write the row b
 
-This is the swap machine of scan.py, put in by hand with integers. With beta = 1, a key e_i - e_j
-swaps two rows, a key e_i writes one, and a query e_i reads one. Float32 computes all that without
-rounding. So nothing drifts, although the recurrence is as linear and as parallel as that of any
-DeltaNet.
+This is the swap machine of scan.py, set by hand with integers; x' is the spare row of x. A key e_i
+- e_j is not normalised: |k|^2 = 2, so with beta = 1 already it swaps two rows. A key e_i writes
+one, and a query e_i reads one. Float32 computes all that without rounding. So nothing drifts,
+although the recurrence is as linear and as parallel as that of any DeltaNet.
 
-So every answer is right, in texts of any length: with literals anywhere, joined late (read without
-their first lines), with false reveals (which it believes). The steps of each kind of line are all
-that the proof has to check. Nothing here is trained. In the next chapter, `found`, everything is.
+So each answer that a text determines is right, in texts of any length: with literals anywhere,
+joined late (read without their first lines), with false reveals (which it believes). The steps of
+each kind of line are all that the proof has to check. Nothing here is trained. In the next chapter,
+`found`, the choices are.
 
     python -m experiments.exact        the proof for groups of 3 to 26 variables
     python -m experiments.play exact   type to the machine of copies.py, which is proved as well

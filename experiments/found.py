@@ -3,25 +3,26 @@
     at a token:         S[i] <- the token, or S[i]              for each slot i
     at a line's end:    S[i] <- the token, or S[j] for any j    for all slots at once
 
-What is put in: S has 3n slots. A slot holds a token or nothing, and only at a line's end it may
-take what another slot holds. (So a row of a step's matrix is one-hot or 0, as in PD-SSM, arXiv
-2509.22284. This is no step of DeltaNet, and a loop runs over the tokens.) One more choice is which
-slot to read, if any: the model predicts what that slot holds. The logit of a choice is a sum with
-one term for each of the last n + 1 tokens. At first, slots mostly keep what they hold.
+What is put in, for n variables: S has 3n slots. A slot holds a token or nothing, and only at a
+line's end may it take what another slot holds. (So a row of a step's matrix is one-hot or 0, as in
+PD-SSM, arXiv 2509.22284. This is no step of DeltaNet, and a loop runs over the tokens.) One more
+choice is what to predict: what a slot holds, or a guess from the window, the last n + 1 tokens. The
+logit of a choice is a sum with one term for each token of the window. At first, slots mostly keep
+what they hold.
 
 What is found, from next tokens: where a variable lives, which tokens are written, which slot takes
 from which after a command, and what is read. In training the choices are random, and S is the
-expected state. No choice depends on S, so each answer has exactly its probability. Training ends
-with a proof, or begins anew, at most twice. From 80 of the 120 commands of S5 it ends in a proof of
-all 120, on 3 of 3 seeds; from 60 it does on 1 of 3, from 40 on none.
+expected state. It is exact, as no choice depends on S. Training ends with a proof, or begins anew,
+at most twice. From 80 of the 120 commands of S5 it ends in a proof of all 120, on 3 of 3 seeds;
+from 60 it does on 1 of 3, from 40 on none.
 
 The finished model takes the likeliest choices. It cannot drift, since S holds 0 and 1, and a choice
 only copies a row. It remains to prove that it chooses correctly in every text. A choice is safe if
-its logit leads all others in the worst text. That text is a shortest path, back from the token at
-hand: each step is a line, and its length the least that its tokens can add to the lead.
+its logit leads all others in the worst text. That text is a shortest path of lines, back from the
+token at hand, where a line costs the least that its tokens can add to the lead.
 
-A command has n cases for each place on the right: the name there, with any others beside it. If a
-slot gets the value of that name in each case, n^2 cases prove all n! commands (`certify`).
+A command has n places on the right, and n names for each. If the slot of each place gets the value
+of its name, whatever the other names, then n^2 cases prove all n! commands (`certify`).
 
     python -m experiments.found [--run]      the table; --run: a minute per missing run
     python -m experiments.found S5 [SEED]    train, prove, print the machine: half a minute
