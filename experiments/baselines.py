@@ -19,7 +19,7 @@ chance, and so do the paper's layers, even if training begins with 2 commands in
 recipe they learn: parts.py.) If reveals follow only every 4th of eight commands of S3, DeltaNet
 learns in 3 of 6 runs; Transformer and LSTM learn in none of 12.
 
-    python -m experiments.baselines [--run]    the tables; --run: at most half an hour per missing run
+    python -m experiments.baselines [--run]    the tables; --run: half an hour or less for each run
 
 Source: Siems et al. 2026 (arXiv 2602.14814), section 4.1 and appendix A.1. Figure 4: DeltaNet[-1,1]
 (beta <= 2), DeltaNet[0,1] (beta <= 1) and a Transformer, at (128,16). Figure 3: Qwen3-0.6B-Base on
