@@ -13,8 +13,8 @@ what they hold.
 What is found, from next tokens: where a variable lives, which tokens are written, which slot takes
 from which after a command, and what is read. In training the choices are random, and S is the
 expected state. It is exact, as no choice depends on S. Training ends with a proof, or begins anew,
-at most twice. From 80 of the 120 commands of S5 it ends in a proof of all 120, on 3 of 3 seeds;
-from 60 it does on 1 of 3, from 40 on none.
+at most twice. If it shows 80 of the 120 commands of S5, it ends in a proof of all 120, on 3 of 3
+seeds; with 60 shown, on 1 of 3; with 40 or 20, on none.
 
 The finished model takes the likeliest choices. It cannot drift, since S holds 0 and 1, and a choice
 only copies a row. It remains to prove that it chooses correctly in every text. A choice is safe if
