@@ -33,7 +33,6 @@ Next: copies.py.
 
 import sys
 from functools import cache
-from itertools import product
 from time import process_time
 
 import torch
